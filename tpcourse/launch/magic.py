@@ -1,0 +1,95 @@
+"""The cell magic %%ranks: the cell's body on every rank of a world that lasts from cell to cell."""
+
+import ast
+import shlex
+
+from tpcourse.launch import devices
+from tpcourse.launch.failures import RankError
+from tpcourse.launch.places import remember_cell
+from tpcourse.launch.processes import helper
+from tpcourse.launch.world import World
+
+_worlds: dict[tuple, World] = {}
+_namespace: dict = {}  # in a rank: the names that cells have defined there
+_USAGE = "as in: %%ranks tp=4, or %%ranks dp=2 tp=2 timeout=10 record=off out=losses"
+
+
+def load_ipython_extension(shell) -> None:
+    """Register %%ranks; starts the helper at once, so that the first cell does not wait for it."""
+    helper()
+    shell.register_magic_function(lambda line, cell: _ranks(shell, line, cell), "cell", "ranks")
+
+
+def _ranks(shell, line: str, cell: str) -> None:
+    mesh, options = parse(line)
+    name = remember_cell(shell.execution_count, f"%%ranks {line}\n{cell}")
+    _compile("\n" + cell, name)  # a syntax error is shown here, once, without ranks
+    key = (tuple(mesh.items()), options.get("backend"))
+    world = _worlds.get(key)
+    lost = world is not None and not world.alive
+    if world is None or lost:
+        world = _worlds[key] = World(mesh, backend=options.get("backend"))
+    if lost:
+        print("(fresh ranks: what earlier cells defined on them is gone; run those cells again)")
+    out = options.get("out")
+    values = world.run(run_cell, "\n" + cell, name, bool(out), timeout=float(options.get("timeout", 60)),
+                       record=options.get("record", "on") != "off")
+    if out:
+        shell.user_ns[out] = values
+
+
+def parse(line: str) -> tuple[dict[str, int], dict[str, str]]:
+    """The line after %%ranks: the mesh, and the options timeout=, record=on|off, backend= and out=NAME.
+
+    Raises ValueError that shows the right form.
+    """
+    mesh: dict[str, int] = {}
+    options: dict[str, str] = {}
+    for word in shlex.split(line):
+        name, equals, value = word.partition("=")
+        if not equals or not name or not value:
+            raise ValueError(f"cannot read {word!r} after %%ranks; write name=value, {_USAGE}")
+        if name in ("timeout", "record", "backend", "out"):
+            options[name] = value
+        elif value.lstrip("-").isdigit():
+            mesh[name] = int(value)
+        else:
+            raise ValueError(f"{name}={value} after %%ranks is neither a mesh dimension with its size nor an option, {_USAGE}")
+    if not mesh:
+        raise ValueError(f"%%ranks needs at least one mesh dimension, {_USAGE}")
+    return devices.mesh_shape(mesh, None), options
+
+
+def run_cell(mesh, source: str, filename: str, keep: bool):
+    """Run a cell's body on this rank; prints its last expression, and returns it when ``keep``."""
+    body, last = _compile(source, filename)
+    if not _namespace:
+        _namespace.update(_first_names(mesh))
+    exec(body, _namespace)
+    if last is None:
+        return None
+    value = eval(last, _namespace)
+    if value is not None and not keep:
+        print(repr(value))
+    return value if keep else None
+
+
+def _first_names(mesh) -> dict:
+    import torch
+    import torch.distributed as dist
+
+    import tpcourse
+
+    return {"__name__": "__main__", "torch": torch, "dist": dist, "tp": tpcourse, "mesh": mesh, "rank": dist.get_rank(),
+            "world_size": dist.get_world_size()}
+
+
+def _compile(source: str, filename: str):
+    tree = ast.parse(source, filename)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = compile(ast.Expression(tree.body.pop().value), filename, "eval")
+    return compile(tree, filename, "exec"), last
+
+
+__all__ = ["RankError", "load_ipython_extension", "parse", "run_cell"]

@@ -1,0 +1,45 @@
+"""Lines of code as a person knows them: "cell In[3], line 2" instead of a temporary file's name."""
+
+import linecache
+import os
+import sys
+
+CELL = "<ranks cell {}>"
+
+
+def remember_cell(number: int, source: str) -> str:
+    """Register a cell's text under a file name of its own, so that its lines can be shown; returns the name."""
+    name = CELL.format(number)
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    return name
+
+
+def name_line(filename: str, line: int) -> str:
+    """Where a line is: its cell, or its file relative to the working directory."""
+    if filename.startswith("<ranks cell "):
+        return f"cell In[{filename[12:-1]}], line {line}"
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and hasattr(shell.compile, "format_code_name"):
+        found = shell.compile.format_code_name(filename)
+        if found:
+            return f"{found[0].lower()} {found[1]}, line {line}"
+    relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
+    return f"{filename if relative.startswith('..') else relative}, line {line}"
+
+
+def quote_line(filename: str, line: int, known: str = "") -> str:
+    """The text of a line, as the parent or (``known``) the rank has it."""
+    return linecache.getline(filename, line).strip() or known
+
+
+def split_place(where: str) -> tuple[str, int]:
+    """Take "file:line" apart."""
+    filename, _, line = where.rpartition(":")
+    return filename, int(line or 0)
+
+
+def describe(where: str) -> str:
+    """A "file:line" as its name and text."""
+    filename, line = split_place(where)
+    text = quote_line(filename, line)
+    return name_line(filename, line) + (f": {text}" if text else "")

@@ -1,0 +1,253 @@
+"""Worlds: ranks that run one function after another, and `spawn`, a world for a single call."""
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+
+from tpcourse.launch import devices, report, wire
+from tpcourse.launch.failures import RankError, WorldClosed
+from tpcourse.launch.output import Screen, Tape
+from tpcourse.launch.processes import Processes
+from tpcourse.launch.verdict import Verdict
+
+TICK_S = 0.05
+GRACE_S = 0.1  # after a first failure: what the other ranks still say
+ECHO_GRACE_S = 0.5  # longer when that failure looks like the echo of another ("connection closed by peer")
+_ECHO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Read error", "Write error")
+
+
+class World:
+    """Ranks that stay alive between calls.
+
+    Args:
+        mesh: sizes of the mesh's named dimensions, the last varying fastest, e.g. ``{"dp": 2, "tp": 2}``.
+        ranks: short for ``mesh={"tp": ranks}``.
+        backend, device: "nccl" or "gloo", "cuda" or "cpu"; chosen from what the machine has when not given.
+        threads: CPU threads per rank.
+
+    Raises ValueError or TypeError at once when such a world cannot be had here. Use it in a ``with`` block, or close it.
+    """
+
+    def __init__(self, mesh: dict[str, int] | None = None, *, ranks: int | None = None, backend: str | None = None,
+                 device: str | None = None, threads: int = 1) -> None:
+        _refuse_inside_rank()
+        self.mesh = devices.mesh_shape(mesh, ranks)
+        count = self.size
+        backend, device = devices.choose(count, backend, device)
+        devices.announce(backend, device)
+        self._ended = ""
+        self._processes = Processes(count, "tpcourse.launch.worker:main", {
+            "count": count, "shape": list(self.mesh.values()), "names": list(self.mesh), "backend": backend,
+            "device": device, "threads": threads})
+        self._verdict = Verdict([member.log for member in self._processes.members])
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        count = 1
+        for size in self.mesh.values():
+            count *= size
+        return count
+
+    @property
+    def alive(self) -> bool:
+        """Whether the world can still run something."""
+        return not self._ended and self._processes.alive
+
+    def run(self, function, *args, timeout: float = 60.0, record: bool = True) -> list:
+        """Run ``function(mesh, *args)`` on every rank; returns the list of their results, in rank order.
+
+        Args:
+            function: anything callable; where it lives in a cell or script it is sent by value.
+            args: anything that pickles; tensors arrive on the rank's own device.
+            timeout: seconds after which ranks that are not done are stopped, and their lines shown.
+            record: keep the record of calls that explains mistakes; switch it off to time something very short.
+
+        Results come back as plain data, tensors on the CPU. Raises a RankError that says what happened when a rank fails;
+        the world survives when every rank answered, and is closed when one died or had to be stopped.
+        """
+        if not self.alive:
+            raise WorldClosed(f"this world has ended ({self._ended or 'its processes are gone'}); make a new one")
+        job = wire.pack_call(function, args)
+        run = _Run(self._processes, self._verdict, timeout, record)
+        try:
+            return run.results(job)
+        except BaseException as error:
+            if not run.settled:
+                self._end("interrupted" if isinstance(error, KeyboardInterrupt) else str(error).partition("\n")[0])
+            raise
+
+    def close(self) -> None:
+        """End every rank; what they hold is gone."""
+        self._end("it was closed")
+
+    def _end(self, why: str) -> None:
+        self._ended = self._ended or why
+        self._processes.end()
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.mesh.items())
+        return f"World({sizes}{'' if self.alive else ', ended'})"
+
+
+def spawn(function, *args, mesh: dict[str, int] | None = None, ranks: int | None = None, backend: str | None = None,
+          device: str | None = None, threads: int = 1, timeout: float = 60.0, record: bool = True) -> list:
+    """Run ``function(mesh, *args)`` on fresh ranks and return the list of their results, in rank order.
+
+    The arguments are those of `World` and `World.run`; the ranks are gone when the call returns or raises.
+    """
+    with World(mesh, ranks=ranks, backend=backend, device=device, threads=threads) as world:
+        return world.run(function, *args, timeout=timeout, record=record)
+
+
+def _refuse_inside_rank() -> None:
+    from tpcourse.launch import worker
+
+    if worker.current is not None:
+        import torch.distributed as dist
+
+        raise RuntimeError(f"this is rank {dist.get_rank()} of {dist.get_world_size()}: ranks do not start ranks of their "
+                           "own. Start them from the notebook or script, or use this rank's mesh")
+
+
+class _Run:
+    """One job on all ranks: collects answers, output and deaths until everybody answered or something is known to be wrong."""
+
+    def __init__(self, processes: Processes, verdict: Verdict, timeout: float, record: bool) -> None:
+        self.members, self.verdict, self.timeout, self.record = processes.members, verdict, timeout, record
+        self.tapes = [Tape() for _ in self.members]
+        self.screen = Screen(self.tapes)
+        self.values: dict[int, object] = {}
+        self.errors: dict[int, dict] = {}
+        self.deaths: dict[int, int | None] = {}
+        self.last_waits = None
+        self.give_up_at = float("inf")
+        self.settled = False  # whether every rank has answered and waits for the next job
+
+    @property
+    def finished(self) -> set[int]:
+        return self.values.keys() | self.errors.keys() | self.deaths.keys()
+
+    def results(self, job: bytes) -> list:
+        deadline = time.monotonic() + self.timeout
+        try:
+            with selectors.DefaultSelector() as selector:
+                self._watch(selector)
+                for member in self.members:
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its exit status will tell
+                        wire.send_frame(member.control, {"record": self.record}, job)
+                self._collect(selector, deadline)
+        finally:
+            self._drain()
+            self.screen.finish()
+        return [self.values[member.rank] for member in self.members]
+
+    def _watch(self, selector) -> None:
+        for member in self.members:
+            selector.register(member.control, selectors.EVENT_READ, (member, self._hear))
+            selector.register(member.output, selectors.EVENT_READ, (member, self._print))
+            selector.register(member.status, selectors.EVENT_READ, (member, self._bury))
+
+    def _collect(self, selector, deadline: float) -> None:
+        next_tick = time.monotonic() + TICK_S
+        while len(self.finished) < len(self.members):
+            for key, _ in selector.select(max(0.0, next_tick - time.monotonic())):
+                member, handle = key.data
+                if not handle(member):
+                    selector.unregister(key.fileobj)
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK_S
+                self._tick(now, deadline)
+        self._judge()
+
+    def _hear(self, member) -> bool:
+        try:
+            header, payload = wire.receive_frame(member.control)
+        except (EOFError, ConnectionResetError):
+            return False
+        if header["kind"] == "result":
+            self.values[member.rank] = wire.unpack(payload)
+        else:
+            self.errors[member.rank] = header
+            echo = any(word in header.get("message", "") for word in _ECHO)
+            self._fail_soon(ECHO_GRACE_S if echo else GRACE_S)
+        return True
+
+    def _print(self, member) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(member.output, 1 << 20)
+            self.tapes[member.rank].add(data)
+            return bool(data)
+        return True
+
+    def _bury(self, member) -> bool:
+        code = os.read(member.status, 16)
+        if member.rank not in self.finished:
+            self.deaths[member.rank] = int(code) if code else None
+            self._fail_soon(GRACE_S)
+        return False
+
+    def _fail_soon(self, grace: float) -> None:
+        real = time.monotonic() + grace
+        self.give_up_at = real if self.give_up_at == float("inf") or grace == GRACE_S else self.give_up_at
+        self.give_up_at = min(self.give_up_at, real) if grace == GRACE_S else self.give_up_at
+
+    def _tick(self, now: float, deadline: float) -> None:
+        self.screen.refresh()
+        if now >= self.give_up_at:
+            self._judge()
+        if self.record:
+            self._check_record()
+        if now >= deadline:
+            raise self._timed_out()
+
+    def _check_record(self) -> None:
+        self.verdict.update()
+        if calls := self.verdict.mismatch():
+            raise report.mismatch(calls)
+        waits = self.verdict.stuck(self.finished)
+        if waits and waits == self.last_waits and not self.errors and not self.deaths:
+            raise report.stuck(waits, self.finished)
+        self.last_waits = waits
+
+    def _judge(self) -> None:
+        """Raise what is known to be wrong; return when every rank gave a result and the record agrees."""
+        if self.record:
+            self.verdict.update()
+            if calls := self.verdict.mismatch():
+                raise report.mismatch(calls)
+        everyone = len(self.values) + len(self.errors) == len(self.members)
+        self.settled = everyone and not any(error["kind"] == "exit" for error in self.errors.values())
+        for rank, code in self.deaths.items():
+            raise report.died(rank, code, report.read_stack(self.members[rank].log))
+        for rank, error in sorted(self.errors.items()):
+            if error["kind"] == "exit":
+                raise report.exited(rank, error["code"])
+        if self.errors:
+            real = {r: e for r, e in self.errors.items() if not any(word in e["message"] for word in _ECHO)}
+            raise report.raised(real or self.errors, [m.rank for m in self.members if m.rank not in self.finished])
+
+    def _timed_out(self) -> RankError:
+        late = [member for member in self.members if member.rank not in self.finished]
+        for member in late:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGUSR1)
+        time.sleep(0.2)
+        stacks = {member.rank: report.read_stack(member.log) for member in late}
+        return report.timed_out(self.timeout, stacks, self.verdict.waits() if self.record else {}, self.finished)
+
+    def _drain(self) -> None:
+        """Take what is still in the output pipes; everything printed before an answer is there by now."""
+        for member in self.members:
+            with contextlib.suppress(BlockingIOError, OSError):
+                while data := os.read(member.output, 1 << 20):
+                    self.tapes[member.rank].add(data)
