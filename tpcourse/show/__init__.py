@@ -1,0 +1,2 @@
+from tpcourse.show.blocks import Blocks, Equation, blocks, equation
+from tpcourse.show.layout import Layout, describe, layout, locate
