@@ -1,0 +1,1 @@
+"""The course as a whole: setting it up, listing its lessons, running them all."""
