@@ -65,9 +65,10 @@ def simulate(name: str, ranks: int) -> Simulation:
     steps = [step for step in schedule(ranks) if step]
     holds, frames = start(ranks), []
     for index, step in enumerate(steps):
-        frames.append(Frame("before" if index == 0 else f"after step {index}", holds, tuple(step)))
+        half = ": reduce-scatter done" if name == "all_reduce" and index == ranks - 1 else ""
+        frames.append(Frame(f"after step {index}{half}" if index else "before", holds, tuple(step)))
         holds = apply(holds, step)
-    last = "before and after" if not steps else f"after step {len(steps)}, the last" if len(steps) > 1 else "after"
+    last = f"after step {len(steps)}, the last" if steps else "before and after"
     return Simulation(name, ranks, (*frames, Frame(last, holds, ())))
 
 
