@@ -1,4 +1,4 @@
-"""What a dispatched torch operator says about communication: which operation, over which group, how many bytes."""
+"""What a dispatched torch operator says about communication: the operation, its group, how many bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _OPERATORS = {
     "_c10d_functional::irecv": ("recv", "tensor"),
     "_dtensor::shard_dim_alltoall": ("all_to_all", "input"),
 }
-_SILENT = {  # no bytes of their own: waiting, bookkeeping, and autograd shells around an operator that is listed
+_SILENT = {  # no bytes of their own: waiting, bookkeeping, shells around an operator that is listed
     "c10d::check_for_nan",
     "_c10d_functional::wait_tensor",
     "_c10d_functional::_wrap_tensor_autograd",

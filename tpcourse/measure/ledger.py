@@ -27,16 +27,16 @@ def ledger(mesh: DeviceMesh | None = None) -> Iterator[Table]:
     `book.total("wire_bytes", phase="backward")` a sum; `print(book)` shows it. Bytes are defined in
     `wire.wire_bytes`; a group of one rank is listed and sends nothing.
 
-    `dim` of a row is the mesh dimension's name. A dimension that spans all ranks has no group of its own and reads
-    "world" unless the `mesh` is given; other groups read as their description or name.
+    `dim` of a row is the mesh dimension's name. A dimension that spans all ranks has no group of its own and
+    reads "world" unless the `mesh` is given; other groups read as their description or name.
 
-    `phase` is "backward" while autograd runs backward, "recomputation" for what `torch.utils.checkpoint` (or a
-    hand-written backward, under `enable_grad`) runs forward again, else "forward". A custom backward under
+    `phase` is "backward" while autograd runs backward, "recomputation" for what `torch.utils.checkpoint` (or
+    a hand-written backward, under `enable_grad`) runs forward again, else "forward". A custom backward under
     `create_graph=True` cannot be told from a recomputation and is called one.
 
-    Counted once each: asynchronous and coalesced calls, functional collectives, what a DTensor operation issues, the
-    buckets of DistributedDataParallel; nested ledgers each see everything. Not seen: calls from another Python
-    thread, kernels that fuse communication with computation, and a call that raises.
+    Counted once each: asynchronous and coalesced calls, functional collectives, what a DTensor operation
+    issues, the buckets of DistributedDataParallel; nested ledgers each see everything. Not seen: calls from
+    another Python thread, kernels that fuse communication with computation, and a call that raises.
     """
     book = Table()
     names = {} if mesh is None else {mesh.get_group(d).group_name: d for d in mesh.mesh_dim_names or ()}
@@ -60,7 +60,9 @@ class _Recorder(TorchDispatchMode):
 
     def _row(self, call, phase: str) -> Row:
         n = call.group.size()
-        wire = wire_bytes(call.op, call.message_bytes, n, kept_bytes=call.kept_bytes, from_root=call.from_root)
+        wire = wire_bytes(
+            call.op, call.message_bytes, n, kept_bytes=call.kept_bytes, from_root=call.from_root
+        )
         return Row(call.op, _dim(call.group, self.names), n, 1, call.message_bytes, wire, phase)
 
 
@@ -82,7 +84,8 @@ _CUSTOM_BACKWARD |= {f.__code__ for f in [getattr(BackwardCFunction, "apply_boxe
 def _phase() -> str:
     """Where in a step we are: autograd says whether backward runs, the frames above us what runs inside it.
 
-    The gradient mode alone does not tell: it is off in a custom function's forward, also when that is recomputed.
+    The gradient mode alone does not tell: it is off in a custom function's forward, also when that is
+    recomputed.
     """
     if torch._C._current_graph_task_id() == -1:
         return "forward"

@@ -16,9 +16,9 @@ _KEY = ("op", "dim", "group_size", "phase")
 class Row:
     """Equal operations of one rank, added up.
 
-    `op` is a name from `wire.OPERATIONS`, `dim` the mesh dimension (or the group) it ran over, `group_size` that
-    group's ranks, `message_bytes` and `wire_bytes` the sums over `calls` (defined in `wire.wire_bytes`), `phase` one
-    of forward, backward, recomputation.
+    `op` is a name from `wire.OPERATIONS`, `dim` the mesh dimension (or the group) it ran over, `group_size`
+    that group's ranks, `message_bytes` and `wire_bytes` the sums over `calls` (defined in `wire.wire_bytes`),
+    `phase` one of forward, backward, recomputation.
     """
 
     op: str
@@ -33,9 +33,9 @@ class Row:
 class Table:
     """Rows of traffic: `calls` in the order they came, `rows` with equal ones added up.
 
-    Equal means the same op, dim, group_size and phase. `a - b` is a table of what differs, row by row, so that
-    comparing a measurement with a prediction is subtraction; the difference of equal tables is empty, and `a == b`.
-    A table is plain data and pickles.
+    Equal means the same op, dim, group_size and phase. `a - b` is a table of what differs, row by row, so
+    that comparing a measurement with a prediction is subtraction; the difference of equal tables is empty,
+    and `a == b`. A table is plain data and pickles.
     """
 
     def __init__(self, calls: Iterable[Row] = ()) -> None:
@@ -51,14 +51,16 @@ class Table:
         return list(merged.values())
 
     def total(self, column: str = "wire_bytes", **where: object) -> int | float:
-        """Sum of `column` (calls, message_bytes or wire_bytes) over the rows that match, e.g. `op="all_reduce"`.
+        """Sum of `column` (calls, message_bytes, wire_bytes) where the filters match, e.g. `op="all_reduce"`.
 
         Raises ValueError for a column, a filter, an operation or a phase that does not exist.
         """
         if column not in _NUMBERS:
             raise ValueError(f"no column {column!r} to add up; there are {', '.join(_NUMBERS)}")
         _check(where)
-        return sum(getattr(c, column) for c in self.calls if all(getattr(c, k) == v for k, v in where.items()))
+        return sum(
+            getattr(c, column) for c in self.calls if all(getattr(c, k) == v for k, v in where.items())
+        )
 
     def __sub__(self, other: Table) -> Table:
         negative = [replace(c, **{name: -getattr(c, name) for name in _NUMBERS}) for c in other.calls]
@@ -76,7 +78,9 @@ class Table:
     def __repr__(self) -> str:
         if not self.calls:
             return "no communication"
-        lines = [(r.op, r.dim, r.group_size, r.phase, r.calls, r.message_bytes, r.wire_bytes) for r in self.rows]
+        lines = [
+            (r.op, r.dim, r.group_size, r.phase, r.calls, r.message_bytes, r.wire_bytes) for r in self.rows
+        ]
         if len(lines) > 1:
             lines.append(("total", "", "", "", *(self.total(name) for name in _NUMBERS)))
         return aligned(("operation", "dim", "ranks", "phase", "calls", "message bytes", "wire bytes"), lines)

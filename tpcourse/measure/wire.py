@@ -28,36 +28,36 @@ def wire_bytes(
     | send | the tensor | S |
     | recv, barrier | the tensor, 0 | 0 |
 
-    S follows nccl-tests (doc/PERFORMANCE.md). The optimum of the first four: Patarasuk and Yuan, "Bandwidth optimal
-    all-reduce algorithms for clusters of workstations", 2009; of the rooted ones: every other rank must receive (or
-    give up) its part once, and the pipeline of Thakur, Rabenseifner and Gropp, "Optimization of collective
-    communication operations in MPICH", 2005, sends nothing else. Summed over the ranks a broadcast or a reduce
-    puts (n-1) S on the wire. Where pieces differ in size, all_gather and reduce_scatter give the mean over the ranks.
+    S follows nccl-tests (doc/PERFORMANCE.md). That all_reduce can do with no less, and neither can its two
+    halves: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+    Rooted operations: every other rank must receive (or give up) its part once, and the pipeline sends nothing
+    else, (n-1) S over all ranks; for other algorithms and their costs see Thakur, Rabenseifner and Gropp,
+    "Optimization of collective communication operations in MPICH", 2005. Where pieces differ in size,
+    all_gather and reduce_scatter give the mean over the ranks.
 
     `kept_bytes`: all_to_all only; S/n (even splits) unless given. `from_root`: for the rooted operations,
     (rank - root) mod n; 0 is the root. The result is an int where the division has no remainder.
 
     Raises ValueError for an operation that is not in `OPERATIONS`.
     """
-    n, size = group_size, message_bytes
-    kept = _divide(size, n) if kept_bytes is None else kept_bytes
     if op not in OPERATIONS:
         raise ValueError(f"unknown operation {op!r}; it must be one of {', '.join(OPERATIONS)}")
-    if op == "all_reduce":
-        return _divide(2 * (n - 1) * size, n)
-    if op in ("all_gather", "reduce_scatter"):
-        return _divide((n - 1) * size, n)
-    if op == "all_to_all":
-        return size - kept
-    if op == "broadcast":
-        return 0 if from_root == n - 1 else size
-    if op == "reduce":
-        return 0 if from_root == 0 else size
-    if op == "gather":
-        return 0 if from_root == 0 else _divide(size, n)
-    if op == "scatter":
-        return _divide((n - 1) * size, n) if from_root == 0 else 0
-    return size if op == "send" else 0
+    n, size = group_size, message_bytes
+    others = _divide((n - 1) * size, n)
+    kept = _divide(size, n) if kept_bytes is None else kept_bytes
+    is_root, is_last = from_root == 0, from_root == n - 1
+    sent = {
+        "all_reduce": _divide(2 * (n - 1) * size, n),
+        "all_gather": others,
+        "reduce_scatter": others,
+        "all_to_all": size - kept,
+        "broadcast": 0 if is_last else size,
+        "reduce": 0 if is_root else size,
+        "gather": 0 if is_root else _divide(size, n),
+        "scatter": others if is_root else 0,
+        "send": size,
+    }
+    return sent.get(op, 0)
 
 
 def _divide(a: int, b: int) -> int | float:
