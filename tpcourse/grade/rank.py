@@ -1,0 +1,99 @@
+"""The program of a graded rank: confine itself, take a learner's code, call it, and hand back arrays.
+
+Nothing secret is ever here: a rank gets its own shard of the inputs, and neither the expected values nor the other ranks'.
+"""
+
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+import traceback
+import types
+import warnings
+
+import cloudpickle
+import torch
+
+from tpcourse.grade import confine, drivers, stand_in
+from tpcourse.grade.group import Channel, join
+from tpcourse.grade.source import statements
+
+DRIVERS = {"function": drivers.function, "autograd": drivers.autograd, "module": drivers.module}
+
+
+def main(control: socket.socket, log: int, config: dict) -> int:
+    """Serve commands on ``control`` until the parent hangs up; started through `tpcourse.launch.processes`."""
+    os.close(log)
+    os.chdir(config["folder"])
+    os.environ.clear()
+    torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    confine.confine(config["memory_bytes"], config["cpu_seconds"])
+    stand_in.install()
+    channel = Channel(control)
+    join(channel, config["rank"], config["ranks"])
+    serve(channel)
+    return 0
+
+
+def serve(channel: Channel) -> None:
+    namespace, faults = _fresh_main(), []
+    while True:
+        try:
+            header, tensors = channel.receive()
+        except EOFError:
+            return
+        try:
+            if header["do"] == "cells":
+                _run_cells(header["cells"], namespace, faults)
+                channel.send("loaded")
+            elif header["do"] == "pickle":
+                namespace[header["name"]] = cloudpickle.loads(bytes(tensors[0].numpy()))
+                channel.send("loaded")
+            else:
+                answer = _find(header["name"], namespace, faults)
+                outputs, facts = DRIVERS[header["do"]](answer, channel, tensors, **header["settings"])
+                channel.send("result", list(outputs.values()), names=list(outputs), facts=facts)
+        except Exception as error:
+            channel.send("error", **describe(error))
+            traceback.clear_frames(error.__traceback__)
+        gc.collect()
+
+
+def describe(error: BaseException) -> dict:
+    """An exception as data: type, message and the places in the learner's own code, innermost last."""
+    places = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append([error.filename, error.lineno, ""])
+    own = [place for place in places if not str(place[0]).startswith((sys.prefix, sys.base_prefix, os.path.dirname(__file__)))]
+    return {"type": type(error).__name__, "message": str(error)[:2000], "places": own[-8:]}
+
+
+def _fresh_main() -> dict:
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    return module.__dict__
+
+
+def _run_cells(cells: list, namespace: dict, faults: list) -> None:
+    """Run each statement of ``cells`` that defines something; one that fails is noted and the next one is tried."""
+    for label, text in cells:
+        try:
+            for code in statements(text, label):
+                try:
+                    exec(code, namespace)
+                except Exception as error:
+                    faults.append(describe(error))
+        except SyntaxError as error:
+            faults.append(describe(error))
+
+
+def _find(name: str, namespace: dict, faults: list) -> object:
+    if name in namespace:
+        return namespace[name]
+    last = faults[-1] if faults else None
+    why = f"; {last['places'][-1][0] if last['places'] else 'a cell'} stops with {last['type']}: {last['message']}" if last else ""
+    raise NameError(f"{name} is not defined in this notebook{why}")

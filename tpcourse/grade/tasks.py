@@ -1,0 +1,35 @@
+"""The tasks by name: what makes their cases, and the numbers of ranks that a learner's own check tries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tpcourse.grade import column, ring
+from tpcourse.grade.case import Case
+
+
+@dataclass(frozen=True)
+class Task:
+    """``cases(n, rng)`` draws the inputs for n ranks and works out what must come back."""
+
+    name: str
+    cases: Callable[[int, torch.Generator], list[Case]]
+    ranks: tuple[int, ...] = (2, 4)
+
+
+TASKS = {task.name: task for task in (
+    Task("ring_reduce_scatter", ring.reduce_scatter),
+    Task("ring_all_gather", ring.all_gather),
+    Task("ring_all_reduce", ring.all_reduce),
+    Task("column_parallel_forward", column.forward),
+    Task("ColumnParallelFunction", column.autograd),
+    Task("ColumnParallelLinear", column.module),
+)}
+
+
+def task(name: str) -> Task:
+    """The task called ``name``. Raises ValueError with the names there are."""
+    if name not in TASKS:
+        raise ValueError(f"no task is called {name!r}; there are {', '.join(TASKS)}")
+    return TASKS[name]
