@@ -6,5 +6,6 @@ it costs. The rooms: ``launch``, ``comm``, ``measure``, ``layers``, ``show`` and
 
 from tpcourse.launch import RankError, World, spawn
 from tpcourse.launch.magic import load_ipython_extension
+from tpcourse.measure import ledger, saved_activations
 
-__all__ = ["RankError", "World", "load_ipython_extension", "spawn"]
+__all__ = ["RankError", "World", "ledger", "load_ipython_extension", "saved_activations", "spawn"]

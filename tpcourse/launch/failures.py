@@ -1,5 +1,7 @@
 """What a failing cell raises: one exception type per way in which ranks fail."""
 
+import traceback
+
 
 class RankError(RuntimeError):
     """Base of every error that comes from running on ranks; the message is written to be read by a person.
@@ -14,6 +16,11 @@ class RankError(RuntimeError):
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the message alone, without the frames of this package."""
         return [f"{type(self).__name__}: {self}"]
+
+
+def show_without_frames(error: BaseException) -> None:
+    """Let IPython show an exception by its message alone, without the frames of this package."""
+    error._render_traceback_ = lambda: [line.rstrip("\n") for line in traceback.format_exception_only(error)]
 
 
 class RankRaised(RankError):

@@ -20,7 +20,7 @@ import tempfile
 
 PRELOAD = (
     "torch", "torch.distributed", "torch.distributed.device_mesh", "torch.distributed.tensor.parallel",
-    "torch.utils.checkpoint", "cloudpickle", "einops", "tpcourse.launch.worker", "tpcourse.comm", "tpcourse.layers",
+    "torch.utils.checkpoint", "cloudpickle", "einops", "tpcourse.launch.worker", "tpcourse.comm",
     "tpcourse.measure",
 )
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -37,8 +37,8 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a rank come to us, so that none is lost
     for name in PRELOAD:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(name)
+        importlib.import_module(name)
+    sys.modules["tpcourse.launch.worker"].prepare()
     gc.collect()
     gc.freeze()  # forked ranks do not touch, hence do not copy, what is already here
     server = _Server(requests, private=[wake, wake_writer])
@@ -90,10 +90,11 @@ class _Server:
         return {"pid": pid}
 
     def do_close(self, fds: list[int], world: int) -> dict:
-        for pid in [pid for pid, (owner, _) in self.ranks.items() if owner == world]:
+        members = [pid for pid, (owner, _) in self.ranks.items() if owner == world]
+        for pid in members:
             _kill_group(pid)
-            _, status = os.waitpid(pid, 0)
-            self._report(pid, status)
+        for pid in members:
+            self._report(*os.waitpid(pid, 0))
         self._kill_orphans()
         shutil.rmtree(self.folders.pop(world, ""), ignore_errors=True)
         return {}

@@ -4,8 +4,8 @@ import ast
 import shlex
 
 from tpcourse.launch import devices
-from tpcourse.launch.failures import RankError
-from tpcourse.launch.places import remember_cell
+from tpcourse.launch.failures import RankRaised, show_without_frames
+from tpcourse.launch.places import name_line, remember_cell
 from tpcourse.launch.processes import helper
 from tpcourse.launch.world import World
 
@@ -17,13 +17,22 @@ _USAGE = "as in: %%ranks tp=4, or %%ranks dp=2 tp=2 timeout=10 record=off out=lo
 def load_ipython_extension(shell) -> None:
     """Register %%ranks; starts the helper at once, so that the first cell does not wait for it."""
     helper()
-    shell.register_magic_function(lambda line, cell: _ranks(shell, line, cell), "cell", "ranks")
+
+    def ranks(line: str, cell: str) -> None:
+        """Run the cell on every rank of a world that lasts: %%ranks tp=4, %%ranks dp=2 tp=2 timeout=10 out=NAME."""
+        try:
+            _ranks(shell, line, cell)
+        except ValueError as error:  # the line is wrong; our frames would not help
+            show_without_frames(error)
+            raise
+
+    shell.register_magic_function(ranks, "cell", "ranks")
 
 
 def _ranks(shell, line: str, cell: str) -> None:
     mesh, options = parse(line)
-    name = remember_cell(shell.execution_count, f"%%ranks {line}\n{cell}")
-    _compile("\n" + cell, name)  # a syntax error is shown here, once, without ranks
+    name = remember_cell(f"%%ranks {line}\n{cell}")
+    _check_syntax("\n" + cell, name)
     key = (tuple(mesh.items()), options.get("backend"))
     world = _worlds.get(key)
     lost = world is not None and not world.alive
@@ -84,12 +93,19 @@ def _first_names(mesh) -> dict:
             "world_size": dist.get_world_size()}
 
 
+def _check_syntax(source: str, filename: str) -> None:
+    """Raise a cell's syntax error once, here, instead of on every rank."""
+    try:
+        _compile(source, filename)
+    except SyntaxError as error:
+        text, caret = (error.text or "").rstrip(), " " * max((error.offset or 1) - 1, 0) + "^"
+        raise RankRaised(f"SyntaxError: {error.msg}\n  {name_line(filename, error.lineno or 1)}\n    {text}\n    {caret}",
+                         [], "SyntaxError") from None
+
+
 def _compile(source: str, filename: str):
     tree = ast.parse(source, filename)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = compile(ast.Expression(tree.body.pop().value), filename, "eval")
     return compile(tree, filename, "exec"), last
-
-
-__all__ = ["RankError", "load_ipython_extension", "parse", "run_cell"]

@@ -23,6 +23,17 @@ class Tape:
             self.left_out += len(self.tail) - TAIL_BYTES
             del self.tail[:-TAIL_BYTES]
 
+    def take_lines(self) -> str:
+        """Hand over the complete lines so far, and keep only what follows them."""
+        whole, newline, rest = bytes(self.tail or self.head).rpartition(b"\n")
+        if not newline:
+            return ""
+        taken = Tape()
+        taken.head, taken.left_out = (self.head, self.left_out) if self.tail else (bytearray(whole), 0)
+        taken.tail = bytearray(whole) if self.tail else taken.tail
+        self.head, self.tail, self.left_out = bytearray(rest), bytearray(), 0
+        return taken.text()
+
     def text(self) -> str:
         """The output as a terminal would leave it: what a carriage return overwrote is gone."""
         gap = f"\n... {_size(self.left_out)} left out here ...\n".encode() if self.left_out else b""
@@ -79,10 +90,13 @@ class Screen:
 
     def refresh(self) -> None:
         """Show what there is so far; called often, does something a few times a second."""
-        if time.monotonic() < self.next or not _watched(self.shell):
+        if time.monotonic() < self.next or (self.shell and not _watched(self.shell)):
             return
         self.next = time.monotonic() + LIVE_EVERY_S
-        self._show(merged(["\n".join(tape.text().split("\n")[-12:]) for tape in self.tapes]))
+        if self.shell:
+            self._show(merged(["\n".join(tape.text().split("\n")[-12:]) for tape in self.tapes]))
+        elif text := merged([tape.take_lines() for tape in self.tapes]):
+            print(text, flush=True)
 
     def finish(self) -> None:
         """Show everything: one text output in a notebook (so that it is stored the same each time), print elsewhere."""

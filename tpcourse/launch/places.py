@@ -4,27 +4,33 @@ import linecache
 import os
 import sys
 
-CELL = "<ranks cell {}>"
+_CELL = "<ranks cell "
 
 
-def remember_cell(number: int, source: str) -> str:
-    """Register a cell's text under a file name of its own, so that its lines can be shown; returns the name."""
-    name = CELL.format(number)
+def remember_cell(source: str) -> str:
+    """Register the running cell's text under a file name of its own, so that its lines can be shown; returns the name."""
+    frame, number = sys._getframe(), ""
+    while frame is not None and not number:
+        number, frame = _cell_name(frame.f_code.co_filename), frame.f_back
+    name = f"{_CELL}{number}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     return name
 
 
 def name_line(filename: str, line: int) -> str:
     """Where a line is: its cell, or its file relative to the working directory."""
-    if filename.startswith("<ranks cell "):
-        return f"cell In[{filename[12:-1]}], line {line}"
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None and hasattr(shell.compile, "format_code_name"):
-        found = shell.compile.format_code_name(filename)
-        if found:
-            return f"{found[0].lower()} {found[1]}, line {line}"
+    cell = filename[len(_CELL):-1] if filename.startswith(_CELL) else _cell_name(filename)
+    if cell:
+        return f"{cell}, line {line}"
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     return f"{filename if relative.startswith('..') else relative}, line {line}"
+
+
+def _cell_name(filename: str) -> str:
+    """The name of the cell that IPython compiled under this file name, such as "cell In[3]"; empty for a real file."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    found = shell.compile.format_code_name(filename) if shell is not None else None
+    return f"{found[0].lower()} {found[1]}" if found else ""
 
 
 def quote_line(filename: str, line: int, known: str = "") -> str:

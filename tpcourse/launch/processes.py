@@ -28,8 +28,9 @@ class Helper:
         self.owner = os.getpid()
         self.lock = threading.Lock()
         self.socket, theirs = socket.socketpair()
-        package_root = str(Path(__file__).parents[2])
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))}
+        path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+        tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"]  # fewer pages to copy: forks 3 times faster
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "GLIBC_TUNABLES": ":".join(filter(None, tunables))}
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tpcourse.launch.helper", str(theirs.fileno())], pass_fds=[theirs.fileno()],

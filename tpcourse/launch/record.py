@@ -86,10 +86,11 @@ class Log:
 
 
 class Recorder:
-    """Notes this rank's calls while ``on``; installed once per rank process."""
+    """Notes this rank's calls in ``log`` while ``on``; installed once, before ranks are forked."""
 
-    def __init__(self, log: Log) -> None:
-        self.log, self.on, self.depth = log, False, 0
+    def __init__(self) -> None:
+        self.log: Log | None = None
+        self.on, self.depth = False, 0
         self.works = weakref.WeakKeyDictionary()
 
     def install(self) -> None:

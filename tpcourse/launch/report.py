@@ -28,7 +28,7 @@ def raised(errors: dict[int, dict], waiting: list[int]) -> RankError:
     error = errors[ranks[0]]
     lines = [f"{name_ranks(ranks)} raised {kind}: {message}"]
     for filename, line, function, text in error["frames"]:
-        lines.append(f"  {name_line(filename, line)}" + (f", in {function}" if function.isidentifier() else ""))
+        lines.append(f"  {name_line(filename, line)}{_inside(function)}")
         lines.append(f"    {quote_line(filename, line, text)}")
     others = [rank for rank in errors if rank not in ranks]
     if others:
@@ -108,7 +108,11 @@ def read_stack(log: int) -> str:
     text = os.pread(log, 1 << 16, PLACE_OFFSET).decode(errors="replace").rpartition("most recent call first")[2]
     frames = re.findall(r'File "(.*?)", line (\d+) in (\S+)', text)
     own = [frame for frame in frames if is_own(frame[0])] or frames[:1]
-    return "\n".join(f"    {name_line(file, int(line))}, in {name}: {quote_line(file, int(line))}" for file, line, name in own[:1])
+    return "\n".join(f"    {name_line(file, int(line))}{_inside(name)}: {quote_line(file, int(line))}" for file, line, name in own[:1])
+
+
+def _inside(function: str) -> str:
+    return f", in {function}" if function.isidentifier() else ""
 
 
 def table(calls: list[Call]) -> str:

@@ -20,18 +20,19 @@ from tpcourse.launch.record import HEADER_BYTES, SLOT_BYTES, SLOTS, Log, Recorde
 
 PLACE_OFFSET = HEADER_BYTES + SLOTS * SLOT_BYTES  # in the log, behind the record: where a stuck rank writes its stack
 current: DeviceMesh | None = None  # the mesh of the rank that this process is; None in every other process
+recorder = Recorder()
 
 
 def main(control: socket.socket, log: int, config: dict) -> int:
     """Serve jobs on ``control``; the entry point of a rank (see `processes.Processes`)."""
     global current
-    recorder = Recorder(Log(log, create=True))
+    recorder.log = Log(log, create=True)
     faulthandler.register(signal.SIGUSR1, file=_end_of(log), all_threads=False)
     faulthandler.enable(file=_end_of(log))
     try:
         current = join(config)
-        recorder.install()
     except Exception as error:
+        wire.receive_frame(control)  # the first job, which cannot run
         wire.send_frame(control, _failure(error))
         return 1
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
@@ -40,6 +41,11 @@ def main(control: socket.socket, log: int, config: dict) -> int:
             recorder.on = header["record"]
             wire.send_frame(control, *_run(payload))
     return 0
+
+
+def prepare() -> None:
+    """What the helper does once for all ranks that it will fork."""
+    recorder.install()
 
 
 def join(config: dict) -> DeviceMesh:
@@ -80,6 +86,8 @@ def _failure(error: BaseException) -> dict:
     """An exception as data: its type, its message, and the frames of the person's own code, innermost last."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if is_own(f.filename)] or list(frames[-1:])
+    if isinstance(error, wire.Unsendable):
+        own = []
     if isinstance(error, SyntaxError):
         own = [traceback.FrameSummary(error.filename or "", error.lineno or 0, "", line=error.text or "")]
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))

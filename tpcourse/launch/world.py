@@ -4,10 +4,11 @@ import contextlib
 import os
 import selectors
 import signal
+import threading
 import time
 
-from tpcourse.launch import devices, report, wire
-from tpcourse.launch.failures import RankError, WorldClosed
+from tpcourse.launch import devices, report, torchrun, wire, worker
+from tpcourse.launch.failures import RankError, WorldClosed, show_without_frames
 from tpcourse.launch.output import Screen, Tape
 from tpcourse.launch.processes import Processes
 from tpcourse.launch.verdict import Verdict
@@ -38,6 +39,7 @@ class World:
         backend, device = devices.choose(count, backend, device)
         devices.announce(backend, device)
         self._ended = ""
+        self._free = threading.Lock()
         self._processes = Processes(count, "tpcourse.launch.worker:main", {
             "count": count, "shape": list(self.mesh.values()), "names": list(self.mesh), "backend": backend,
             "device": device, "threads": threads})
@@ -70,14 +72,19 @@ class World:
         """
         if not self.alive:
             raise WorldClosed(f"this world has ended ({self._ended or 'its processes are gone'}); make a new one")
-        job = wire.pack_call(function, args)
+        if not self._free.acquire(blocking=False):
+            raise RankError("this world is at work for another thread; wait for it, or make a world of your own")
         run = _Run(self._processes, self._verdict, timeout, record)
         try:
-            return run.results(job)
+            return run.results(wire.pack_call(function, args))
         except BaseException as error:
-            if not run.settled:
+            if run.begun and not run.settled:
                 self._end("interrupted" if isinstance(error, KeyboardInterrupt) else str(error).partition("\n")[0])
+            if isinstance(error, KeyboardInterrupt):
+                show_without_frames(error)
             raise
+        finally:
+            self._free.release()
 
     def close(self) -> None:
         """End every rank; what they hold is gone."""
@@ -102,20 +109,21 @@ def spawn(function, *args, mesh: dict[str, int] | None = None, ranks: int | None
           device: str | None = None, threads: int = 1, timeout: float = 60.0, record: bool = True) -> list:
     """Run ``function(mesh, *args)`` on fresh ranks and return the list of their results, in rank order.
 
-    The arguments are those of `World` and `World.run`; the ranks are gone when the call returns or raises.
+    The arguments are those of `World` and `World.run`; the ranks are gone when the call returns or raises. In a script
+    that torchrun started, the function runs on torchrun's ranks instead, and every one of them gets the list.
     """
+    if torchrun.is_launcher() and worker.current is None:
+        return torchrun.run_here(function, args, devices.mesh_shape(mesh, ranks), backend, device, threads)
     with World(mesh, ranks=ranks, backend=backend, device=device, threads=threads) as world:
         return world.run(function, *args, timeout=timeout, record=record)
 
 
 def _refuse_inside_rank() -> None:
-    from tpcourse.launch import worker
-
     if worker.current is not None:
-        import torch.distributed as dist
-
-        raise RuntimeError(f"this is rank {dist.get_rank()} of {dist.get_world_size()}: ranks do not start ranks of their "
-                           "own. Start them from the notebook or script, or use this rank's mesh")
+        raise RuntimeError(f"this is already a rank, one of {worker.current.size()}: ranks do not start ranks of their own. "
+                           "Start them from the notebook or script, or use this rank's mesh")
+    if torchrun.is_launcher():
+        raise RuntimeError("torchrun has started the ranks already; run a function on them with tp.spawn")
 
 
 class _Run:
@@ -130,6 +138,7 @@ class _Run:
         self.deaths: dict[int, int | None] = {}
         self.last_waits = None
         self.give_up_at = float("inf")
+        self.begun = False
         self.settled = False  # whether every rank has answered and waits for the next job
 
     @property
@@ -137,7 +146,7 @@ class _Run:
         return self.values.keys() | self.errors.keys() | self.deaths.keys()
 
     def results(self, job: bytes) -> list:
-        deadline = time.monotonic() + self.timeout
+        deadline, self.begun = time.monotonic() + self.timeout, True
         try:
             with selectors.DefaultSelector() as selector:
                 self._watch(selector)
@@ -197,9 +206,10 @@ class _Run:
         return False
 
     def _fail_soon(self, grace: float) -> None:
-        real = time.monotonic() + grace
-        self.give_up_at = real if self.give_up_at == float("inf") or grace == GRACE_S else self.give_up_at
-        self.give_up_at = min(self.give_up_at, real) if grace == GRACE_S else self.give_up_at
+        """Wait ``grace`` seconds for what the others say; what is no echo of another failure need not wait longer."""
+        proposed = time.monotonic() + grace
+        if self.give_up_at == float("inf") or grace == GRACE_S:
+            self.give_up_at = min(self.give_up_at, proposed)
 
     def _tick(self, now: float, deadline: float) -> None:
         self.screen.refresh()
