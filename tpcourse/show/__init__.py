@@ -1,3 +1,17 @@
-from tpcourse.show.blocks import Blocks, Equation, blocks, equation
-from tpcourse.show.layout import Layout, describe, layout, locate
-from tpcourse.show.filmstrip import FilmStrip, collective, collective_slider
+"""Drawings, plots and source views for notebooks; nothing else in the package imports them.
+
+A rank has one colour in the whole course: `rank_colour`. Every figure is the last value of a cell and shows itself,
+with alt text that a notebook stores as text beside the image.
+"""
+
+from tpcourse.show.bars import bytes_text, ledger
+from tpcourse.show.blocks import blocks, equation
+from tpcourse.show.colours import rank_colour, rank_hatch
+from tpcourse.show.curves import curves, time_against_bytes
+from tpcourse.show.filmstrip import collective
+from tpcourse.show.layout import layout, locate
+from tpcourse.show.slider import collective_slider
+from tpcourse.show.source import source
+
+__all__ = ["blocks", "bytes_text", "collective", "collective_slider", "curves", "equation", "layout", "ledger", "locate",
+           "rank_colour", "rank_hatch", "source", "time_against_bytes"]

@@ -67,8 +67,9 @@ def canvas(width: float, height: float):
 def chart(width: float, height: float, title: str, xlabel: str, ylabel: str):
     """A figure of `width` x `height` inches with one pair of labelled axes and a quiet grid."""
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=11.5, fontweight="bold", color=INK, loc="left")
+    axes.set_title(title, fontsize=11.5, fontweight="bold", color=INK, loc="left", pad=10)
     axes.set_xlabel(xlabel, fontsize=10)
     axes.set_ylabel(ylabel, fontsize=10)
     axes.tick_params(labelsize=9.5)

@@ -1,11 +1,10 @@
-"""A collective step by step, drawn from the simulator: a film strip, and a slider that shows one frame at a time."""
+"""A collective step by step, drawn from the simulator: a film strip."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,10 +13,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from tpcourse.show.blocks import card, ranks_text
 from tpcourse.show.colours import FAINT, INK, PAPER, ink_on, rank_colour
 from tpcourse.show.collectives import Cell, Frame, Simulation, simulate
-from tpcourse.show.figure import PIXELS_PER_INCH, Drawing, Picture, canvas
-
-if TYPE_CHECKING:
-    from ipywidgets import Widget
+from tpcourse.show.figure import Drawing, Picture, canvas
 
 WIDTH = 9.4  # inches that a strip may take
 ROW, GUTTER, TERM = 0.3, 0.28, 0.2  # inches: a cell's height, the room between two ranks, the width of a term
@@ -37,18 +33,6 @@ def collective(name: str, ranks: int = 4, between: bool = True) -> FilmStrip:
     all its terms. all_gather, reduce_scatter and all_reduce go round a ring, broadcast and reduce along a chain.
     """
     return FilmStrip(simulate(name, ranks), between)
-
-
-def collective_slider(name: str, ranks: int = 4) -> Widget:
-    """The frames of `collective(name, ranks)` one at a time, under a slider; needs a running kernel."""
-    import ipywidgets
-
-    strip = FilmStrip(simulate(name, ranks))
-    frames = [strip.still(index).png() for index in range(len(strip.simulation.frames))]
-    image = ipywidgets.Image(value=frames[0], format="png", width=round(PIXELS_PER_INCH * strip.frame_size[0]))
-    slider = ipywidgets.IntSlider(0, 0, len(frames) - 1, description="step")
-    slider.observe(lambda change: setattr(image, "value", frames[change["new"]]), "value")
-    return ipywidgets.VBox([slider, image])
 
 
 @dataclass(repr=False)
