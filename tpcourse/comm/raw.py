@@ -41,7 +41,7 @@ def all_gather(x: Tensor, group: Group, dim: int, sizes: Sizes = None) -> Tensor
     sizes = _sizes_to_join(x, group, dim, sizes)
     x = _pad(x, dim, max(sizes)).contiguous()
     out = x.new_empty(len(sizes) * x.size(0), *x.shape[1:])
-    _all_gather(out, x, group=group_of(group))
+    dist.all_gather_single(out, x, group=group_of(group))
     if _along_first(x, dim) and min(sizes) == max(sizes):
         return out  # joined as it arrived: no copy
     pieces = out.view(len(sizes), *x.shape)
@@ -56,7 +56,7 @@ def reduce_scatter(x: Tensor, group: Group, dim: int, sizes: Sizes = None) -> Te
     else:
         pieces = torch.cat([_pad(piece, dim, max(sizes)) for piece in x.split(sizes, dim)])
     out = pieces.new_empty(pieces.size(0) // len(sizes), *pieces.shape[1:])
-    _reduce_scatter(out, pieces, group=group_of(group))
+    dist.reduce_scatter_single(out, pieces, group=group_of(group))
     mine = sizes[group_rank(group)]
     return out if mine == max(sizes) else _fresh(out.narrow(dim, 0, mine))
 
@@ -127,18 +127,6 @@ def recv(like: Tensor, group: Group, peer: int) -> Tensor:
     return out
 
 
-def _all_gather(out: Tensor, x: Tensor, group: dist.ProcessGroup) -> None:
-    """One tensor's all-gather, under the name that this torch has for it (2.13 renamed it)."""
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(out, x, group=group)
-
-
-def _reduce_scatter(out: Tensor, x: Tensor, group: dist.ProcessGroup) -> None:
-    """One tensor's reduce-scatter, under the name that this torch has for it (2.13 renamed it)."""
-    reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    reduce_scatter(out, x, group=group)
-
-
 def _fresh(x: Tensor) -> Tensor:
     """A contiguous copy."""
     return x.clone(memory_format=torch.contiguous_format)
@@ -164,8 +152,8 @@ def _sizes_to_join(x: Tensor, group: Group, dim: int, sizes: Sizes) -> list[int]
     mine = x.size(dim)
     sizes = [mine] * group_size(group) if sizes is None else check_sizes(sizes, group)
     if sizes[group_rank(group)] != mine:
-        raise ValueError(f"rank {group_rank(group)} of {describe(group)} has {mine} entries in dimension {dim}, not "
-                         f"{sizes[group_rank(group)]} as sizes={sizes} say; pass all ranks' sizes, in rank order")
+        raise ValueError(f"rank {group_rank(group)} of {describe(group)} has {mine} entries in dimension {dim}, "
+                         f"not {sizes[group_rank(group)]} as sizes={sizes} say; pass every rank's, in rank order")
     return sizes
 
 
@@ -176,5 +164,5 @@ def _sizes_to_exchange(x: Tensor, group: Group, split_dim: int, concat_dim: int,
         return _sizes_to_join(x, group, concat_dim, concat_sizes)
     if (split_sizes is None) != (concat_sizes is None):
         raise ValueError(f"an all-to-all along one dimension needs split_sizes (what goes to each rank) and "
-                         f"concat_sizes (what comes from each) or neither, not {split_sizes} and {concat_sizes}")
+                         f"concat_sizes (what each sends here) or neither, not {split_sizes}, {concat_sizes}")
     return _shares(x, group, split_dim, None) if concat_sizes is None else check_sizes(concat_sizes, group)
