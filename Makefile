@@ -13,7 +13,7 @@ help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 lab: $(READY) ## install what is missing, then open JupyterLab on the start page; LAB="--no-browser" passes options on
-	.venv/bin/jupyter lab --ServerApp.root_dir=. notebooks/00_start.ipynb $(LAB)
+	.venv/bin/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start.ipynb $(LAB)
 
 test: $(READY) ## the same set-up, then every test, and every lesson's stored output against a fresh one
 	$(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env --nbval-cell-timeout 60 tests notebooks

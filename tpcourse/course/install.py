@@ -7,12 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
+import tomllib
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = "requirements.txt"
+CUDA = "nvidia|cuda|triton"  # how the names of the packages begin that only a CUDA build of torch needs
 LAB_SETTINGS = {  # what a learner should not be asked on the first morning
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
 }
@@ -43,8 +44,8 @@ def build() -> None:
     settings = Path(".venv/share/jupyter/lab/settings/overrides.json")
     settings.parent.mkdir(parents=True, exist_ok=True)
     settings.write_text(json.dumps(LAB_SETTINGS, indent=1))
-    subprocess.run([python, "-c", "import torch; print('Ready: torch', torch.__version__, 'and', "
-                    "torch.cuda.device_count(), 'GPUs that it can use.')"], check=True)
+    subprocess.run([python, "-c", "import torch; print('Ready: torch', torch.__version__, 'sees', "
+                    "torch.cuda.device_count(), 'GPUs.')"], check=True)
 
 
 def create(path: Path) -> str:
@@ -111,17 +112,18 @@ def takes_cuda(python: str) -> bool:
     if answer.returncode:
         sys.exit(answer.stderr + f"\npip finds no {pinned} for this machine and {sys.version.split()[0]}.")
     needs = json.loads(answer.stdout)["install"][0]["metadata"].get("requires_dist", [])
-    return sys.platform == "linux" and any(re.match("nvidia|cuda|triton", need) for need in needs)
+    return sys.platform == "linux" and any(re.match(CUDA, need) for need in needs)
 
 
 def write_pins() -> None:
-    """requirements.txt from a clean environment with the newest releases that pyproject.toml allows."""
-    with tempfile.TemporaryDirectory() as scratch:
-        python = create(Path(scratch) / "venv")
-        pip(python, ".[test]", "setuptools")
-        frozen = subprocess.run([python, "-m", "pip", "freeze", "--all"], capture_output=True, text=True, check=True)
-    pins = [re.sub(r"\+\w+$", "", line) for line in frozen.stdout.splitlines()
-            if not re.match(r"tpcourse\b|nvidia|cuda|triton", line)]
+    """requirements.txt from the newest releases that pyproject.toml allows and that the oldest Python 3.11 takes."""
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["test"] + ["pip", "setuptools"]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-",
+               "--target", "build", "--python-version", "3.11.0", "--only-binary=:all:", *wanted]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    found = {part["metadata"]["name"]: part["metadata"]["version"].split("+")[0] for part in report["install"]}
+    pins = [f"{name}=={found[name]}" for name in sorted(found, key=str.lower) if not re.match(CUDA, name)]
     head = [line for line in Path(PINS).read_text().splitlines() if line.startswith("#") or ";" in line]
     Path(PINS).write_text("\n".join(head + pins) + "\n")
 
