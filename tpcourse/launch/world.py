@@ -14,8 +14,7 @@ from tpcourse.launch.processes import Processes
 from tpcourse.launch.verdict import Verdict
 
 TICK_S = 0.05
-GRACE_S = 0.1  # after a first failure: what the other ranks still say
-ECHO_GRACE_S = 0.5  # longer when that failure looks like the echo of another ("connection closed by peer")
+GRACE_S = 1.0  # after a first failure, what the others still say counts; less when they are seen to wait in vain
 _ECHO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Read error", "Write error")
 
 
@@ -126,6 +125,10 @@ def _refuse_inside_rank() -> None:
         raise RuntimeError("torchrun has started the ranks already; run a function on them with tp.spawn")
 
 
+def _is_echo(error: dict) -> bool:
+    return any(words in error.get("message", "") for words in _ECHO)
+
+
 class _Run:
     """One job on all ranks: collects answers, output and deaths until everybody answered or something is known to be wrong."""
 
@@ -187,8 +190,7 @@ class _Run:
             self.values[member.rank] = wire.unpack(payload)
         else:
             self.errors[member.rank] = header
-            echo = any(word in header.get("message", "") for word in _ECHO)
-            self._fail_soon(ECHO_GRACE_S if echo else GRACE_S)
+            self._failed()
         return True
 
     def _print(self, member) -> bool:
@@ -202,21 +204,18 @@ class _Run:
         code = os.read(member.status, 16)
         if member.rank not in self.finished:
             self.deaths[member.rank] = int(code) if code else None
-            self._fail_soon(GRACE_S)
+            self._failed()
         return False
 
-    def _fail_soon(self, grace: float) -> None:
-        """Wait ``grace`` seconds for what the others say; what is no echo of another failure need not wait longer."""
-        proposed = time.monotonic() + grace
-        if self.give_up_at == float("inf") or grace == GRACE_S:
-            self.give_up_at = min(self.give_up_at, proposed)
+    def _failed(self) -> None:
+        self.give_up_at = min(self.give_up_at, time.monotonic() + GRACE_S)
 
     def _tick(self, now: float, deadline: float) -> None:
         self.screen.refresh()
-        if now >= self.give_up_at:
-            self._judge()
         if self.record:
             self._check_record()
+        if now >= self.give_up_at:
+            self._judge()
         if now >= deadline:
             raise self._timed_out()
 
@@ -225,9 +224,16 @@ class _Run:
         if calls := self.verdict.mismatch():
             raise report.mismatch(calls)
         waits = self.verdict.stuck(self.finished)
-        if waits and waits == self.last_waits and not self.errors and not self.deaths:
-            raise report.stuck(waits, self.finished)
+        if waits and waits == self.last_waits:
+            if self._cause_known():
+                self._judge()
+            elif not self.errors:
+                raise report.stuck(waits, self.finished)
         self.last_waits = waits
+
+    def _cause_known(self) -> bool:
+        """Whether a failure is known that is not the mere echo of another ("connection closed by peer")."""
+        return bool(self.deaths) or any(not _is_echo(error) for error in self.errors.values())
 
     def _judge(self) -> None:
         """Raise what is known to be wrong; return when every rank gave a result and the record agrees."""
@@ -243,7 +249,7 @@ class _Run:
             if error["kind"] == "exit":
                 raise report.exited(rank, error["code"])
         if self.errors:
-            real = {r: e for r, e in self.errors.items() if not any(word in e["message"] for word in _ECHO)}
+            real = {rank: error for rank, error in self.errors.items() if not _is_echo(error)}
             raise report.raised(real or self.errors, [m.rank for m in self.members if m.rank not in self.finished])
 
     def _timed_out(self) -> RankError:
