@@ -11,7 +11,7 @@ SETTINGS = {"names": ["x"], "group": False, "options": {}}
 
 def reduce_scatter(n: int, rng: torch.Generator) -> list[Case]:
     """``ring_reduce_scatter(x)``: x of n·k numbers, the same size on every rank; rank r returns chunk r of the sum."""
-    xs = [randn(rng, n * odd(rng, 3, 9))] if n == 1 else _whole_tensors(n, rng)
+    xs = _whole_tensors(n, rng)
     own = [x.chunk(n) for x in xs]
     total = sum(xs).chunk(n)
     wrong = _shifted(total, "the sums are right but rank r returned chunk {} instead of chunk r")

@@ -1,0 +1,86 @@
+"""Grade notebooks: `python -m tpcourse.grade SUBMISSION...`, each a notebook or a folder of them."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tpcourse.grade.checking import SECONDS
+from tpcourse.grade.confine import protections
+from tpcourse.grade.grading import Sources, Submission
+from tpcourse.grade.notebook import read
+from tpcourse.grade.report import Graded, feedback_page, write_csv
+
+NEEDED = {"files": "Landlock (Linux 5.13 or newer), without which a submission can write files",
+          "calls": "seccomp on x86-64 or arm64, without which a submission can start processes and open sockets"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    missing = [text for name, text in NEEDED.items() if name not in protections()]
+    if missing and not options.unprotected:
+        sys.exit(f"this machine lacks {'; and '.join(missing)}. Grade on one that has it, or pass --unprotected if you trust "
+                 "every submission")
+    sources = Sources(options.solutions)
+    found = list(submissions(options.submission))
+    if not found:
+        sys.exit(f"no notebook in {', '.join(map(str, options.submission))}")
+    width = max(len(learner) for learner, _ in found)
+    graded = []
+    for i, (learner, path) in enumerate(found):
+        print(f"[{i + 1}/{len(found)}] {learner:{width}}  {path.name}", flush=True)
+        graded.append(_grade(learner, path, sources, options))
+        _write(options.out, graded)
+    print(f"\n{options.out / 'grades.csv'}; a feedback page per learner in {options.out}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tpcourse.grade", description=__doc__)
+    parser.add_argument("submission", nargs="+", type=Path, help="a notebook, or a folder that holds notebooks")
+    parser.add_argument("--solutions", type=Path, default=Path("solutions"), help="the source notebooks (default: solutions)")
+    parser.add_argument("--out", type=Path, default=Path("grades"), help="where to write (default: grades)")
+    parser.add_argument("--seed", type=int, help="draw these inputs instead of fresh ones; the CSV has the seed of each task")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="the time one call may take (default: %(default)s)")
+    parser.add_argument("--unprotected", action="store_true", help="grade although the kernel cannot confine submissions")
+    return parser
+
+
+def submissions(paths: list[Path]):
+    """Pairs of learner and notebook. In a folder the first folder below it names the learner, else the file's name does."""
+    for path in paths:
+        if path.is_file():
+            yield path.stem, path
+            continue
+        for notebook in sorted(path.rglob("*.ipynb")):
+            below = notebook.relative_to(path)
+            if ".ipynb_checkpoints" not in below.parts:
+                yield (below.parts[0] if len(below.parts) > 1 else notebook.stem), notebook
+
+
+def _grade(learner: str, path: Path, sources: Sources, options: argparse.Namespace) -> Graded:
+    graded = Graded(learner, path.name)
+    try:
+        notebook = read(path)
+        tasks = sources.tasks_of(notebook, path)
+    except (OSError, ValueError) as error:
+        graded.problem = str(error)
+        print(f"    0  {error}", flush=True)
+        return graded
+    for result in Submission(notebook, tasks, options.seed, options.seconds).graded():
+        graded.results.append(result)
+        reason = "" if result.passed else "  " + " ".join(result.lines)[:150]
+        print(f"    {result.points:g}/{result.maximum:g}  {result.task:24}{reason}", flush=True)
+    return graded
+
+
+def _write(folder: Path, graded: list[Graded]) -> None:
+    """Written after every notebook, so that an interrupted run leaves what it knows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(folder / "grades.csv", graded)
+    learner = graded[-1].learner
+    page = feedback_page(learner, [one for one in graded if one.learner == learner])
+    (folder / f"{learner}.html").write_text(page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""From what the ranks did to a verdict in sentences: pass, or which rank, which index, and what that usually means."""
+
+import linecache
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tpcourse.grade.case import Case, bytes_text
+from tpcourse.grade.session import Fault, Outcome
+
+RELATIVE, ABSOLUTE = 1e-9, 1e-12  # float64: order of summation, nothing more
+
+
+@dataclass
+class Verdict:
+    """``passed``, and ``lines`` that say why or what was seen; ``printed`` is what the learner's code printed."""
+
+    case: str
+    passed: bool
+    lines: list[str]
+    printed: list[str] = field(default_factory=list)
+
+
+def judge(case: Case, outcome: Outcome) -> Verdict:
+    """Hold what came back to what ``case`` expects, and what was sent to what it allows."""
+    if case.refuses:
+        lines = _refusal_lines(case, outcome)
+    elif outcome.fault:
+        lines = fault_lines(outcome.fault)
+    else:
+        lines = _value_lines(case, outcome)
+        sent = case.traffic(outcome.messages)
+        lines += [f"What your ranks sent: {sent}."] if sent else []
+        lines += _memory_lines(case, outcome)
+    return Verdict(case.title, not lines, lines or [case.praise], outcome.printed)
+
+
+def fault_lines(fault: Fault) -> list[str]:
+    """A fault as a learner reads it."""
+    if fault.kind == "error":
+        return _error_lines(fault)
+    hints = {
+        "stuck": ["The ranks wait for each other, for ever.", fault.text + ".", _stuck_hint(fault.text)],
+        "slow": [f"Your code was {fault.text}."],
+        "misuse": ["The ranks' calls do not fit each other.", fault.text + ".", _misuse_hint(fault.text)],
+        "exit": [fault.text + ".", "Return a value or raise an error instead of ending the process."],
+        "flood": [fault.text + "; nothing is printed in graded code, or little."],
+        "garbage": [f"Rank {fault.ranks[0]} sent its parent something that is no call of this course: {fault.text}."],
+    }
+    return [line for line in hints[fault.kind] if line]
+
+
+def _error_lines(fault: Fault) -> list[str]:
+    if fault.error.get("type") == "PackageUsed":
+        return [f"{fault.error['message']}, and this exercise asks you to write it.",
+                "While your code is checked there is torch and torch.distributed, and nothing of tpcourse."]
+    who = f"rank {fault.ranks[0]}" if len(fault.ranks) == 1 else f"ranks {', '.join(map(str, fault.ranks))}"
+    lines = [f"{who}: {fault.text}"]
+    lines += [_place_text(*place) for place in _places(fault.error)]
+    if "allocate" in fault.text or "MemoryError" in fault.text:
+        lines.append("A checked rank may use 512 MiB; these tensors need a few KB.")
+    return lines
+
+
+def _places(error: dict) -> list[tuple[str, int, str]]:
+    found = error.get("places")
+    good = [p for p in found if isinstance(p, list) and len(p) == 3] if isinstance(found, list) else []
+    return [(str(p[0]), p[1] if type(p[1]) is int else 0, str(p[2])[:60]) for p in good[-3:]]
+
+
+def _place_text(file: str, number: int, function: str) -> str:
+    """Where in the learner's code, with the line if it is a cell of theirs: no file is opened because a rank named it."""
+    if not file.startswith("cell ") and "ipykernel" not in file:
+        return f"in {function}, line {number} of {Path(file).name}"
+    known = linecache.cache.get(file, ())
+    text = known[2][number - 1].strip() if len(known) == 4 and 0 < number <= len(known[2]) else ""
+    cell = file if file.startswith("cell ") else "the notebook's cell"
+    return f"in {function or cell}, line {number} of {cell}{': ' + text if text else ''}"
+
+
+def _stuck_hint(text: str) -> str:
+    if "waits in send" in text and "waits in recv" not in text:
+        return ("Every rank sends before it receives, and a send ends only when the other side receives. Start both with "
+                "dist.batch_isend_irecv, or start the send with dist.isend and wait for it after the receive.")
+    if "waits in recv" in text and "waits in send" not in text:
+        return "Someone waits for a message that nobody sends: look at who sends to whom, and how many messages there are."
+    if "has finished" in text:
+        return "Every rank must make the same collective calls; here some returned while others still wait."
+    return ""
+
+
+def _misuse_hint(text: str) -> str:
+    if "float32" in text and "float64" in text:
+        return "torch.empty and torch.zeros make float32 unless told otherwise: torch.empty_like(x) takes x's dtype."
+    if "which receives into" in text:
+        return "The receiver's buffer must have the size of what is sent."
+    return ""
+
+
+def _refusal_lines(case: Case, outcome: Outcome) -> list[str]:
+    fault = outcome.fault
+    if fault and fault.kind == "error" and fault.error.get("type") == case.refuses:
+        return []
+    if fault:
+        return [f"expected {case.refuses}; instead:", *fault_lines(fault)]
+    return [f"expected {case.refuses}, and your code went on: say at construction what does not divide, and by what"]
+
+
+def _value_lines(case: Case, outcome: Outcome) -> list[str]:
+    for name in case.expected[0]:
+        got = [outputs.get(name) for outputs in outcome.outputs]
+        right = [expected[name] for expected in case.expected]
+        for rank in range(case.ranks):
+            difference = _difference(name, rank, got[rank], right[rank], outcome.facts[rank])
+            if difference:
+                meaning = _meaning(case, name, got)
+                return [difference, *([f"What this usually means: {meaning}."] if meaning else [])]
+    return []
+
+
+def _difference(name: str, rank: int, got: Tensor | None, right: Tensor, facts: dict) -> str:
+    """Where ``got`` differs from ``right``, or nothing."""
+    if got is None:
+        return _nothing(name, rank, facts)
+    if got.shape != right.shape:
+        return f"rank {rank}, {name}: expected shape {list(right.shape)}, got {list(got.shape)}"
+    if got.dtype != right.dtype:
+        return f"rank {rank}, {name}: expected dtype {right.dtype}, got {got.dtype}"
+    wrong = ~torch.isclose(got, right, rtol=RELATIVE, atol=ABSOLUTE)
+    if not wrong.any():
+        return ""
+    index = tuple(wrong.nonzero()[0].tolist())
+    return (f"rank {rank}, {name}{list(index)}: expected {right[index].item():.6g}, got {got[index].item():.6g} "
+            f"({int(wrong.sum())} of {wrong.numel()} numbers differ)")
+
+
+def _nothing(name: str, rank: int, facts: dict) -> str:
+    kind = str(facts.get(name, ""))[:40]
+    if name in ("result", "Y"):
+        return (f"rank {rank}: your code returned {kind or 'nothing'} where a tensor is expected"
+                f"{': it is not written yet' if kind in ('', 'NoneType') else ''}")
+    if name.endswith(" at the start"):
+        return (f"rank {rank}: the module has no parameter called {name.removesuffix(' at the start')}; it has "
+                f"{sorted(facts.get('parameters', {})) or 'none'}")
+    return f"rank {rank}: {name} did not come back: backward gave {kind if kind != 'NoneType' else 'None'} there"
+
+
+def _meaning(case: Case, name: str, got: list[Tensor | None]) -> str:
+    """The first known mistake that explains what all ranks returned."""
+    for text, wrong in case.mistakes.get(name, []):
+        if not wrong or all(g is not None and g.shape == w.shape and torch.allclose(g.double(), w, RELATIVE, ABSOLUTE)
+                            for g, w in zip(got, wrong)):
+            return text
+    return ""
+
+
+def _memory_lines(case: Case, outcome: Outcome) -> list[str]:
+    if case.holds is None:
+        return []
+    for rank, facts in enumerate(outcome.facts):
+        held = facts.get("held")
+        if type(held) is int and held > 1.5 * case.holds:
+            return [f"Rank {rank} holds {bytes_text(held)} of tensors after the module is built; its shard is "
+                    f"{bytes_text(case.holds)}. Keep only this rank's rows, as a copy and not as a view of the whole."]
+    return []
