@@ -17,7 +17,7 @@ from tpcourse.show.figure import Drawing, Picture, canvas
 
 WIDTH = 9.4  # inches that a strip may take
 ROW, GUTTER, TERM = 0.3, 0.28, 0.2  # inches: a cell's height, the room between two ranks, the width of a term
-HEAD, CAPTION, SIDE = 0.7, 0.72, 0.3  # inches: above the strip, above a frame's cells, left and right of them
+HEAD, CAPTION, FOOT, SIDE = 0.75, 0.62, 0.16, 0.3  # inches: above the strip; above, under and beside a frame's cells
 
 
 def collective(name: str, ranks: int = 4, between: bool = True) -> FilmStrip:
@@ -82,30 +82,31 @@ class FilmStrip(Drawing):
         ranks, slots = self.simulation.ranks, len(self.frames[0].holds[0])
         columns = ranks * (self.cell_width + GUTTER) - GUTTER
         captions = 0.087 * max(len(frame.caption) for frame in self.frames)
-        return max(columns, captions) + 2 * SIDE, CAPTION + slots * ROW
+        return max(columns, captions) + 2 * SIDE, CAPTION + slots * ROW + FOOT
 
     def figure(self) -> Figure:
         width, height = self.frame_size
         lines = math.ceil(len(self.frames) / max(1, int(WIDTH / width)))
         columns = math.ceil(len(self.frames) / lines)
-        figure, axes = canvas(max(columns * width, 0.075 * len(self.summary) + SIDE), HEAD + lines * height + 0.25)
+        figure, axes = canvas(max(columns * width, 0.075 * len(self.summary) + SIDE), HEAD + lines * height)
         axes.text(SIDE, 0.36, self.title, size=11.5, weight="bold", color=INK)
         axes.text(SIDE, 0.62, self.summary, size=9.5, color=FAINT)
         for index, frame in enumerate(self.frames):
             self._draw(axes, frame, index % columns * width + SIDE, HEAD + index // columns * height)
         return figure
 
-    def still(self, index: int) -> Picture:
-        """One frame as a picture."""
+    def reel(self) -> Picture:
+        """All frames below each other without a title, each `frame_size` tall: what the slider moves past a window."""
         width, height = self.frame_size
-        figure, axes = canvas(width, height + 0.25)
-        self._draw(axes, self.frames[index], SIDE, 0)
-        return Picture(f"{self.title}, {self.frames[index].caption}", self.alt, figure)
+        figure, axes = canvas(width, height * len(self.frames))
+        for index, frame in enumerate(self.frames):
+            self._draw(axes, frame, SIDE, index * height)
+        return Picture(self.title, self.alt, figure)
 
     def _draw(self, axes: Axes, frame: Frame, x: float, y: float) -> None:
         ranks, wide = self.simulation.ranks, self.cell_width
         moving = {(move.source, move.slot) for move in frame.moves}
-        axes.text(x, y + 0.36, frame.caption, size=9.5, weight="bold", color=INK)
+        axes.text(x, y + 0.26, frame.caption, size=9.5, weight="bold", color=INK)
         y += CAPTION
         for rank, slots in enumerate(frame.holds):
             left = x + rank * (wide + GUTTER)

@@ -20,7 +20,7 @@ class FilmSlider:
     widget: Widget
 
     def __repr__(self) -> str:
-        return f"<slider: {self.strip.title}, {len(self.strip.frames)} frames>"
+        return f"<slider: {self.strip.title}, {len(self.strip.frames)} frames; run the cell to move it>"
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return {**self.widget._repr_mimebundle_(), "text/plain": repr(self)}
@@ -34,8 +34,14 @@ def collective_slider(name: str, ranks: int = 4) -> FilmSlider:
     import ipywidgets
 
     strip = collective(name, ranks)
-    stills = [strip.still(index).png() for index in range(len(strip.frames))]
-    image = ipywidgets.Image(value=stills[0], format="png", width=round(PIXELS_PER_INCH * strip.frame_size[0]))
-    slider = ipywidgets.IntSlider(0, 0, len(stills) - 1, description="step")
-    slider.observe(lambda change: setattr(image, "value", stills[change["new"]]), "value")
-    return FilmSlider(strip, ipywidgets.VBox([slider, image]))
+    width, height = (round(PIXELS_PER_INCH * inches) for inches in strip.frame_size)
+    window = dict(width=f"{width}px", height=f"{height}px", max_width="none", overflow="hidden", object_fit="cover",
+                  object_position="0 0px")
+    reel = ipywidgets.Image(value=strip.reel().png(), format="png", layout=window)  # sent once, then only moved
+    slider = ipywidgets.IntSlider(0, 0, len(strip.frames) - 1, description="step")
+
+    def wind(change):
+        reel.layout.object_position = f"0 {-change['new'] * height}px"
+
+    slider.observe(wind, "value")
+    return FilmSlider(strip, ipywidgets.VBox([slider, reel]))
