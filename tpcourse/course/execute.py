@@ -67,7 +67,7 @@ def store(path: Path) -> None:
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Keep what a reader needs: no kernel details, no clock times, and no widget, which would be dead without a kernel."""
+    """Keep what a reader needs: no kernel details, no clock times, and of a widget, dead without a kernel, only its text."""
     about = notebook.metadata.get("tpcourse")
     notebook.metadata = nbformat.from_dict({
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -76,7 +76,8 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+            for output in cell.outputs:
+                output.get("data", {}).pop(WIDGET, None)
 
 
 def describe(notebook: nbformat.NotebookNode, error: Exception) -> str:

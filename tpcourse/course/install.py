@@ -107,7 +107,8 @@ def count_gpus() -> int:
 def takes_cuda(python: str) -> bool:
     """Whether the torch that pip would install here asks for CUDA's libraries; reads its metadata, not the wheel."""
     pinned = re.search(r"^torch==\S+", Path(PINS).read_text(), re.M).group()
-    command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--report", "-", pinned]
+    command = [python, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps",
+               "--report", "-", pinned]
     answer = subprocess.run(command, capture_output=True, text=True)
     if answer.returncode:
         sys.exit(answer.stderr + f"\npip finds no {pinned} for this machine and {sys.version.split()[0]}.")
