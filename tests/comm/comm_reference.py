@@ -110,7 +110,8 @@ def exchange(p: int, dim: int, counts: list[list[int]] | None = None) -> Case:
     received = [[sent[s][r] for s in range(p)] for r in range(p)]
     args = [(dim, dim) if counts is None else (dim, dim, sent[r], received[r]) for r in range(p)]
     return Case("all_to_all", args, [shape_with(dim, sum(row)) for row in sent],
-                lambda xs: [torch.cat([x.split(row, dim)[r] for x, row in zip(xs, sent)], dim) for r in range(p)])
+                lambda xs: [torch.cat(column, dim) for column in
+                            zip(*(x.split(row, dim) for x, row in zip(xs, sent)))])
 
 
 def all_cases(p: int) -> list[Case]:

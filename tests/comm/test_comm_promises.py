@@ -23,7 +23,7 @@ SENT = {  # forward, backward, as torch dispatches them
 
 
 def sent_by_ranks(mesh, cases, dim):
-    """For each (name, args, xs): what is dispatched forward and backward, and whether x itself is returned."""
+    """For each (name, args, xs): what is dispatched forward and backward; whether x itself is returned."""
     import warnings
 
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -116,8 +116,8 @@ def test_booleans_travel(three):
     def on_rank(mesh, masks):
         from tpcourse import comm
 
-        mask, group = masks[mesh.get_rank()], mesh["tp"]
-        return comm.all_gather(mask, group, 0), comm.all_to_all(mask, group, 1, 0), comm.ring_shift(mask, group)
+        mask, tp = masks[mesh.get_rank()], mesh["tp"]
+        return [comm.all_gather(mask, tp, 0), comm.all_to_all(mask, tp, 1, 0), comm.ring_shift(mask, tp)]
 
     masks = [torch.rand(2, 3) > 0.5 for _ in range(3)]
     for rank, (gathered, resharded, shifted) in enumerate(three.run(on_rank, masks)):
@@ -162,7 +162,7 @@ def test_no_graph_without_grad(three):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputation(three, reentrant):
-    """Under activation checkpointing the collectives run again in backward, and every number stays the same."""
+    """Under activation checkpointing the collectives run again in backward; no number changes."""
 
     def on_rank(mesh, x, a):
         from torch.utils.checkpoint import checkpoint
@@ -237,14 +237,14 @@ def test_the_bug_of_the_field(three):
 
 
 REFUSED = [  # call on 3 ranks, x of shape [4, 6]; what the error must say
-    ("reduce_scatter", (0,), "dimension 0 of size 4 is not divisible by the 3 ranks of mesh dimension 'tp'; pad to "
-                             "6 or use 2 or 4 ranks, or pass sizes=[2, 1, 1]"),
-    ("scatter_to_region", (-2,), "dimension -2 of size 4 is not divisible by the 3 ranks of mesh dimension 'tp'"),
+    ("reduce_scatter", (0,), "dimension 0 of size 4 is not divisible by the 3 ranks of mesh dimension 'tp'; "
+                             "pad to 6 or use 2 or 4 ranks, or pass sizes=[2, 1, 1]"),
+    ("scatter_to_region", (-2,), "dimension -2 of size 4 is not divisible by the 3 ranks of mesh"),
     ("all_to_all", (0, 1), "dimension 0 of size 4 is not divisible by the 3 ranks"),
     ("all_to_all", (0, 0), "dimension 0 of size 4 is not divisible by the 3 ranks"),
     ("all_to_all", (0, 0, [1, 1, 2]), "needs split_sizes (what goes to each rank) and concat_sizes"),
-    ("reduce_scatter", (1, [2, 2, 3]), "dimension 1 of size 6 does not split into sizes=[2, 2, 3], which add up to "
-                                       "7; pass sizes that add up to 6, such as [2, 2, 2]"),
+    ("reduce_scatter", (1, [2, 2, 3]), "dimension 1 of size 6 does not split into sizes=[2, 2, 3], which add "
+                                       "up to 7; pass sizes that add up to 6, such as [2, 2, 2]"),
     ("scatter_to_region", (1, [3, 3]), "sizes=[3, 3] are 2 sizes for the 3 ranks of mesh dimension 'tp'"),
     ("scatter_to_region", (1, [7, -2, 1]), "zero or more"),
     ("all_gather", (0, [2, 2, 2]), "has 4 entries in dimension 0, not 2 as sizes=[2, 2, 2] say"),
@@ -276,7 +276,7 @@ def test_no_message_to_oneself(three):
         from tpcourse import comm
 
         for exchange in (comm.send, comm.recv):
-            with pytest.raises(ValueError, match=f"rank {mesh.get_rank()} cannot send to or receive from itself"):
+            with pytest.raises(ValueError, match=f"rank {mesh.get_rank()} of the 3 ranks .* cannot send to"):
                 exchange(torch.zeros(2), mesh["tp"], mesh.get_rank())
 
     three.run(on_rank, timeout=20)
@@ -298,8 +298,8 @@ def test_group_must_be_one_group(square):
         return texts
 
     for rank, (several, none, name, *outside) in enumerate(square.run(on_rank, timeout=20)):
-        assert several == ("ValueError: a collective runs along one mesh dimension, not 2: ('dp', 'tp'); take one, "
-                           "e.g. mesh['tp']")
+        assert several == ("ValueError: a collective runs along one mesh dimension, not 2: ('dp', 'tp'); "
+                           "take one, e.g. mesh['tp']")
         assert none.startswith("TypeError: group must be one mesh dimension") and none.endswith("not None")
         assert name.endswith("not 'tp'")
         assert len(outside) == (rank > 1)

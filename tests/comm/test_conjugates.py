@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from tpcourse.comm import split_sizes
 
 DIMS = [0, 1, 2, -1, -2, -3]
-LAYOUTS = ["contiguous", "transposed", "sliced"]
+LAYOUTS = ["contiguous", "transposed", "sliced", "mixed"]  # mixed: not the same on each rank
 
 
 def on_ranks(mesh, name, xs, grads, args, dim="tp", layout="contiguous"):
@@ -16,9 +16,10 @@ def on_ranks(mesh, name, xs, grads, args, dim="tp", layout="contiguous"):
     from tpcourse import comm
 
     def lay_out(t):  # equal values, other strides
-        if layout == "transposed":
+        how = ["transposed", "contiguous", "sliced"][rank % 3] if layout == "mixed" else layout
+        if how == "transposed":
             return t.transpose(0, -1).contiguous().transpose(0, -1)
-        return torch.stack([t, -t], -1)[..., 0] if layout == "sliced" else t
+        return torch.stack([t, -t], -1)[..., 0] if how == "sliced" else t
 
     group, rank = mesh[dim], mesh.get_local_rank(dim)
     x = lay_out(xs[rank]).requires_grad_()
@@ -54,7 +55,7 @@ def test_equal_shards(world, dim, layout):
 def test_uneven_shards(world, dim):
     for sizes in (split_sizes(7, world.size), uneven(world.size)):
         for case in sharding_cases(world.size, dim, sizes):
-            check(world, case, "transposed")
+            check(world, case, "mixed")
 
 
 @pytest.mark.parametrize("split_dim", DIMS[:4])
@@ -68,7 +69,7 @@ def test_all_to_all(world, split_dim, concat_dim):
         cases = [resharding(p, split_dim, concat_dim),
                  resharding(p, split_dim, concat_dim, split_sizes(5, p), uneven(p))]
     for case in cases:
-        check(world, case, "sliced")
+        check(world, case, "mixed")
 
 
 def test_expanded_tensors(world):
@@ -127,7 +128,7 @@ def on_own_group(mesh, name, tensors, args, dim):
 
 
 def test_send_and_recv_carry_gradients_back(world):
-    """A chain: rank 0 sends w0 to rank 1, which sends on w1 * (what came), ...; the last rank has the loss."""
+    """A chain: rank 0 sends w0 to rank 1, which sends w1 * (what came) on; the last rank has the loss."""
 
     def on_rank(mesh, weights):
         from tpcourse import comm

@@ -102,5 +102,6 @@ def check_rank(rank: int, group: Group, other: bool = False) -> int:
     if not 0 <= rank <= last:
         raise ValueError(f"rank {rank} is not one of {describe(group)}; count within the group, 0 to {last}")
     if other and rank == group_rank(group):
-        raise ValueError(f"rank {rank} cannot send to or receive from itself; use others of {describe(group)}")
+        raise ValueError(f"rank {rank} of {describe(group)} cannot send to or receive from itself; "
+                         f"name another")
     return rank

@@ -149,11 +149,11 @@ def _shares(x: Tensor, group: Group, dim: int, sizes: Sizes) -> list[int]:
 
 def _sizes_to_join(x: Tensor, group: Group, dim: int, sizes: Sizes) -> list[int]:
     """How much each rank brings along `dim`, where this rank brings x."""
-    mine = x.size(dim)
-    sizes = [mine] * group_size(group) if sizes is None else check_sizes(sizes, group)
-    if sizes[group_rank(group)] != mine:
-        raise ValueError(f"rank {group_rank(group)} of {describe(group)} has {mine} entries in dimension {dim}, "
-                         f"not {sizes[group_rank(group)]} as sizes={sizes} say; pass every rank's, in rank order")
+    rank, n = group_rank(group), x.size(dim)
+    sizes = [n] * group_size(group) if sizes is None else check_sizes(sizes, group)
+    if sizes[rank] != n:
+        raise ValueError(f"rank {rank} of {describe(group)} has {n} entries in dimension {dim}, not "
+                         f"{sizes[rank]} as sizes={sizes} say; pass every rank's size, in rank order")
     return sizes
 
 

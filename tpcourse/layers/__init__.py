@@ -1,0 +1,5 @@
+"""The parallel layers: local matrix products between two collectives."""
+
+from tpcourse.layers.column import ColumnParallelLinear
+
+__all__ = ["ColumnParallelLinear"]
