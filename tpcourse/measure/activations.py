@@ -69,7 +69,8 @@ def saved_activations() -> Iterator[SavedActivations]:
     keeps all rows alive. A parameter (`nn.Parameter`, or a view of one) stands apart; all else counts, also
     inputs, masks and buffers. Under `torch.utils.checkpoint` its inputs count and what a selective policy
     caches, not what backward computes again. Not seen: tensors that a custom function keeps as plain
-    attributes of `ctx`. Works on meta tensors. A DTensor counts with its local shard.
+    attributes of `ctx`, and what other saved-tensor hooks inside the `with` take (so nested, the innermost
+    counts alone). A DTensor counts with its local shard. Works on meta tensors.
 
     Source: the quantity is that of Korthikanti et al., "Reducing Activation Recomputation in Large
     Transformer Models", 2022, section 4, measured instead of derived.
@@ -131,8 +132,10 @@ def _plain(tensor: Tensor) -> Iterator[Tensor]:
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from _plain(getattr(tensor, name))
+    inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    for part in inner:
+        if isinstance(part, Tensor):
+            yield from _plain(part)
 
 
 def _where(frame: FrameType) -> str:

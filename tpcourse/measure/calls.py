@@ -49,6 +49,7 @@ _OPERATORS = {
     "_dtensor::shard_dim_alltoall": ("all_to_all", "input"),
 }
 _SILENT = {  # no bytes of their own: waiting, bookkeeping, shells around an operator that is listed
+    "_dtensor::mesh_get_process_group",
     "c10d::check_for_nan",
     "_c10d_functional::wait_tensor",
     "_c10d_functional::_wrap_tensor_autograd",
@@ -78,7 +79,7 @@ def communicates(func: torch._ops.OpOverload) -> bool:
 
 def decode(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Iterator[Call]:
     """The operations in one call of `func` (several only for a batch of sends and receives)."""
-    given = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
+    given = dict(zip(_argument_names(func), args)) | kwargs
     group = _group(given)
     if func._schema.name == _BATCH:
         for kind, tensor in zip(given["op_list"], given["tensors"]):
@@ -89,6 +90,11 @@ def decode(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> Iterator[C
     size = _nbytes(given.get(name)) * (group.size() if pieces else 1)
     root = given.get("root_rank", given.get("src", 0))
     yield Call(op, group, size, _kept(op, given, group.rank()), (group.rank() - root) % group.size())
+
+
+@functools.cache
+def _argument_names(func: torch._ops.OpOverload) -> tuple[str, ...]:
+    return tuple(argument.name for argument in func._schema.arguments)
 
 
 def _group(given: dict) -> dist.ProcessGroup:

@@ -77,8 +77,7 @@ def _dim(group: dist.ProcessGroup, names: dict[str, str]) -> str:
 
 
 _APPLY = Function.apply.__func__.__code__
-_CUSTOM_BACKWARD = {BackwardCFunction.apply.__code__}
-_CUSTOM_BACKWARD |= {f.__code__ for f in [getattr(BackwardCFunction, "apply_boxed", None)] if f}
+_CUSTOM_BACKWARD = {BackwardCFunction.apply.__code__, BackwardCFunction.apply_boxed.__code__}
 
 
 def _phase() -> str:

@@ -28,11 +28,11 @@ def wire_bytes(
     | send | the tensor | S |
     | recv, barrier | the tensor, 0 | 0 |
 
-    S follows nccl-tests (doc/PERFORMANCE.md). That all_reduce can do with no less, and neither can its two
-    halves: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
-    Rooted operations: every other rank must receive (or give up) its part once, and the pipeline sends nothing
-    else, (n-1) S over all ranks; for other algorithms and their costs see Thakur, Rabenseifner and Gropp,
-    "Optimization of collective communication operations in MPICH", 2005. Where pieces differ in size,
+    S follows nccl-tests (doc/PERFORMANCE.md). That all_reduce needs no more and cannot do with less is shown
+    by Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
+    Rooted operations: every other rank must receive (or give up) its part once, and the pipeline sends
+    nothing else, (n-1) S over all ranks; for other algorithms and their costs see Thakur, Rabenseifner and
+    Gropp, "Optimization of collective communication operations in MPICH", 2005. Where pieces differ in size,
     all_gather and reduce_scatter give the mean over the ranks.
 
     `kept_bytes`: all_to_all only; S/n (even splits) unless given. `from_root`: for the rooted operations,
