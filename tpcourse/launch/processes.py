@@ -69,6 +69,9 @@ def helper() -> Helper:
     global _helper
     with _starting:
         if _helper is None or not _helper.usable():
+            if _helper is not None:
+                atexit.unregister(_helper.stop)
+                _helper.stop()
             _helper = Helper()
             atexit.register(_helper.stop)
         return _helper

@@ -26,7 +26,7 @@ class Verdict:
         self.received: dict[tuple, int] = defaultdict(int)
         self.open: dict[tuple, dict[int, Call]] = defaultdict(dict)  # what has not been called by everyone yet
         self.position: dict[tuple[int, int], tuple] = {}  # (rank, call number) -> its key in `open`
-        self.clash: list[Call] = []
+        self.clash: dict[int, Call] = {}
 
     def update(self) -> None:
         """Take in the calls noted since the last update."""
@@ -36,6 +36,12 @@ class Verdict:
             for call in self.logs[rank].since(rank, self.seen[rank]) if rank in self.logs else ():
                 self.seen[rank] = call.number + 1
                 self._take_message(call) if call.op in _SENDS + _RECEIVES else self._take_collective(call)
+
+    def close(self) -> None:
+        """Let go of the ranks' memory."""
+        for log in self.logs.values():
+            log.memory.close()
+        self.logs.clear()
 
     def _take_collective(self, call: Call) -> None:
         place = (call.rank, call.group)
@@ -55,9 +61,8 @@ class Verdict:
     def _take(self, key: tuple, side: int, call: Call, expected: int) -> None:
         calls = self.open[key]
         self.position[call.rank, call.number] = key
-        for other in calls.values():
-            if not self.clash and not _fits(call, other):
-                self.clash = [*calls.values(), call]
+        if not self.clash and not all(_fits(call, other) for other in calls.values()):
+            self.clash = calls
         calls[side] = call
         if len(calls) == expected:
             for done in self.open.pop(key).values():
@@ -65,7 +70,7 @@ class Verdict:
 
     def mismatch(self) -> list[Call]:
         """Calls of one position that do not fit together; empty when all do."""
-        return sorted(self.clash, key=lambda call: call.rank)
+        return sorted(self.clash.values(), key=lambda call: call.rank)
 
     def waits(self) -> dict[int, tuple[Call, list[int]]]:
         """For each rank that waits in a call now: the call, and the ranks that have not made its counterpart."""

@@ -91,6 +91,7 @@ class World:
 
     def _end(self, why: str) -> None:
         self._ended = self._ended or why
+        self._verdict.close()
         self._processes.end()
 
     def __enter__(self) -> "World":
