@@ -113,6 +113,14 @@ def different_collectives(mesh):
         dist.all_reduce(x)
 
 
+def single_names(mesh):
+    x = torch.ones(4)
+    if dist.get_rank() == 1:
+        dist.reduce_scatter_single(torch.empty(1), x)
+    else:
+        dist.all_reduce(x)
+
+
 def shapes(mesh):
     dist.all_reduce(torch.ones(4 + (dist.get_rank() == 3)))
 
@@ -151,6 +159,7 @@ def caught_and_ignored(mesh):
 
 @pytest.mark.parametrize("function, differ, odd, words", [
     (different_collectives, "operation", [1], ["all_gather", "all_reduce(SUM)"]),
+    (single_names, "operation", [1], ["reduce_scatter(SUM)", "all_reduce(SUM)"]),
     (shapes, "shape", [3], ["[4]", "[5]"]), (dtypes, "dtype", [1], ["float64", "float32"]),
     (operations, "reduce operation", [0], ["all_reduce(MAX)", "all_reduce(SUM)"]), (roots, "root", [], ["root 0", "root 1"]),
     (messages, "shape", [1], ["send(to 1)", "recv(from 0)", "[4]", "[8]"]), (functional_shapes, "shape", [3], ["[4]", "[5]"]),

@@ -99,13 +99,12 @@ class Recorder:
         from torch.distributed import _functional_collectives as functional
         from torch.distributed import distributed_c10d as c10d
 
-        for name in _PLAIN:
+        for name in filter(lambda name: hasattr(c10d, name), _PLAIN):
             wrapped = self._wrap(name, getattr(c10d, name))
             setattr(c10d, name, wrapped)
             setattr(dist, name, wrapped)
-        for name in _FUNCTIONAL:
-            if hasattr(functional, name):
-                setattr(functional, name, self._wrap(name, getattr(functional, name)))
+        for name in filter(lambda name: hasattr(functional, name), _FUNCTIONAL):
+            setattr(functional, name, self._wrap(name, getattr(functional, name)))
         dist.Work.wait = self._wrap_wait(dist.Work.wait)
 
     def _wrap(self, name: str, function):
@@ -149,12 +148,14 @@ class Recorder:
 
 
 _PLAIN = (
-    "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "barrier", "broadcast", "gather",
-    "irecv", "isend", "new_group", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "all_to_all", "all_to_all_single", "barrier",
+    "broadcast", "gather", "irecv", "isend", "new_group", "recv", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_tensor", "scatter", "send",
 )
 _FUNCTIONAL = (
-    "all_reduce", "all_gather_tensor", "all_gather_tensor_autograd", "all_to_all_single", "all_to_all_single_autograd",
-    "broadcast", "reduce_scatter_tensor", "reduce_scatter_tensor_autograd",
+    "all_reduce", "all_gather_single", "all_gather_single_autograd", "all_gather_tensor", "all_gather_tensor_autograd",
+    "all_to_all_single", "all_to_all_single_autograd", "broadcast", "reduce_scatter_single", "reduce_scatter_single_autograd",
+    "reduce_scatter_tensor", "reduce_scatter_tensor_autograd",
 )
 
 
