@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tpcourse.grade.checking import SECONDS
@@ -21,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.exit(f"this machine lacks {'; and '.join(missing)}. Grade on one that has it, or pass --unprotected if you trust "
                  "every submission")
     sources = Sources(options.solutions)
-    found = list(submissions(options.submission))
+    found = list(submissions(options.submission, set(sources.notebooks)))
     if not found:
         sys.exit(f"no notebook in {', '.join(map(str, options.submission))}")
     width = max(len(learner) for learner, _ in found)
@@ -45,16 +46,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def submissions(paths: list[Path]):
-    """Pairs of learner and notebook. In a folder the first folder below it names the learner, else the file's name does."""
-    for path in paths:
-        if path.is_file():
-            yield path.stem, path
-            continue
-        for notebook in sorted(path.rglob("*.ipynb")):
-            below = notebook.relative_to(path)
+def submissions(paths: list[Path], exercises: set[str]) -> Iterator[tuple[str, Path]]:
+    """Pairs of learner and notebook.
+
+    The learner is the first of these names that is no exercise's: folders below the one given, the file, folders above.
+    """
+    for path in map(Path.resolve, paths):
+        for notebook in [path] if path.is_file() else sorted(p for p in path.rglob("*.ipynb") if p.is_file()):
+            below = notebook.relative_to(path.parent if path.is_file() else path).with_suffix("")
+            above = [folder.name for folder in (path.parent if path.is_file() else path, *path.parents)]
             if ".ipynb_checkpoints" not in below.parts:
-                yield (below.parts[0] if len(below.parts) > 1 else notebook.stem), notebook
+                yield next(name for name in (*below.parts, *above) if name not in exercises), notebook
 
 
 def _grade(learner: str, path: Path, sources: Sources, options: argparse.Namespace) -> Graded:

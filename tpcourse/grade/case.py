@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tpcourse.grade.hub import Message
 
-Mistake = tuple[str, list[Tensor]]  # what it means, and what every rank returns when it is made
+Mistake = tuple[str, list[Tensor]]  # what it means, and what every rank returns then; with no values: when nothing else fits
 Traffic = Callable[[list[Message]], str | None]  # a sentence when the ranks sent what they should not
 
 
@@ -44,3 +44,7 @@ def odd(rng: torch.Generator, low: int, high: int) -> int:
 
 def bytes_text(count: float) -> str:
     return f"{count:,.0f} bytes" if count < 1 << 20 else f"{count / (1 << 20):.1f} MiB"
+
+
+def ranks_text(n: int) -> str:
+    return "1 rank" if n == 1 else f"{n} ranks"

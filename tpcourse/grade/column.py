@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tpcourse.grade.case import Case, Mistake, Traffic, bytes_text, odd, randn
+from tpcourse.grade.case import Case, Mistake, Traffic, bytes_text, odd, randn, ranks_text
 from tpcourse.grade.hub import Message
 from tpcourse.measure import wire_bytes
 
@@ -34,7 +34,7 @@ class _Problem:
         return {"dX": self.dx, "dW": self.dw[r], **db}
 
     def title(self) -> str:
-        return (f"{self.n} ranks, X [{self.tokens}, {self.k}], A with {self.n * self.m} columns"
+        return (f"{ranks_text(self.n)}, X [{self.tokens}, {self.k}], A with {self.n * self.m} columns"
                 f"{'' if self.bias is not None else ', no bias'}{', gather_output=True' if self.alike else ''}")
 
 
@@ -88,9 +88,9 @@ def _module_case(p: _Problem, rng: torch.Generator) -> Case:
     whole, small = _dense(seed, p.k, n * p.m, bias), _dense(seed, p.k, p.m, bias)
     start = [{f"{name} at the start": part[r] for name, part in ((k, v.chunk(n)) for k, v in whole.items())} for r in range(n)]
     mistakes: dict[str, list[Mistake]] = {f"{name} at the start": [
-        (f"every rank drew the same numbers, so all {n} shards are equal: draw the whole layer's, then keep this rank's rows",
-         [small[name]] * n),
-        (f"every rank kept the first rows: rank r keeps rows r·{p.m} to (r + 1)·{p.m}", [whole[name].chunk(n)[0]] * n),
+        *[(f"all {n} shards are equal: every rank drew its own share after the same seed, or kept the same rows. Draw the whole "
+           f"layer's numbers on every rank, and let rank r keep rows {p.m}r to {p.m}(r + 1)", [same] * n)
+          for same in (small[name], whole[name].chunk(n)[0])],
         (f"the rank holds the whole {name}: each must hold one {n}th of it", [whole[name]] * n),
         ("that is a split along in_features: column-parallel splits out_features, which is dim 0 of torch's [out, in] weight",
          list(whole[name].tensor_split(n, -1)))] for name in whole}

@@ -57,13 +57,18 @@ class Submission:
             last = code.verdicts(cases, graded.answer, self._cells_before(graded))[-1]
             if not last.passed:
                 lines = [last.case + ":", *last.lines, *printed_lines(last.printed)]
-                return Result(graded.task, 0, graded.points, False, lines, seed)
+                return Result(graded.task, 0, graded.points, False, [_plain(line) for line in lines], seed)
         return Result(graded.task, graded.points, graded.points, True, [f"{last.case}: {last.lines[0]}"], seed)
 
     def _cells_before(self, graded: Graded) -> int:
         """How many code cells stand before the task's check; all of them when the check is not there any more."""
         found = [i for i, cell in enumerate(self.cells) if cell.grade_id == graded.grade_id]
         return found[0] if found else len(self.cells)
+
+
+def _plain(text: str) -> str:
+    """``text`` without control characters: what a learner printed must not steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 class Sources:
@@ -75,7 +80,7 @@ class Sources:
             raise ValueError(f"{folder} holds no source notebook; name the folder with --solutions")
 
     def tasks_of(self, notebook: dict, path: Path) -> list[Graded]:
-        """The tasks that a submission is graded on: of the source with most checks in common, else of its name.
+        """The tasks that a submission is graded on: of the source with most checks in common, else of one whose task it has.
 
         Raises ValueError when neither tells.
         """
@@ -85,6 +90,6 @@ class Sources:
         if common[best]:
             return self.notebooks[best]
         for name, tasks in self.notebooks.items():
-            if path.stem.startswith(name[:2]) or any(g.answer in cell.text for cell in code_cells(notebook) for g in tasks):
+            if any(g.answer in cell.text for cell in code_cells(notebook) for g in tasks):
                 return tasks
         raise ValueError(f"{path.name} belongs to no exercise: it has none of the checks of {', '.join(self.notebooks)}")

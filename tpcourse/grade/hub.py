@@ -19,7 +19,7 @@ REDUCTIONS = {
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 COLLECTIVES = (*REDUCING, "broadcast", "gather", "scatter", "all_gather", "all_to_all", "barrier")
-MAX_MESSAGES = 20_000
+MAX_CALLS, MAX_BYTES = 20_000, 256 << 20
 
 
 class Misuse(Exception):
@@ -69,6 +69,8 @@ class Hub:
 
     ranks: int
     messages: list[Message] = field(default_factory=list)
+    calls: int = 0
+    bytes: int = 0
     phases: dict[int, str] = field(default_factory=dict)
     open_calls: dict[tuple[int, int], Call] = field(default_factory=dict)
     _lines: dict = field(default_factory=lambda: defaultdict(list))
@@ -76,8 +78,9 @@ class Hub:
     def submit(self, rank: int, header: dict, tensors: list[Tensor]) -> list[tuple[int, int, list[Tensor]]]:
         """Take one call; answers are (rank, id, tensors). Raises Misuse, or ValueError for a frame that is no call."""
         call = self._read(rank, header, tensors)
-        if len(self.messages) >= MAX_MESSAGES:
-            raise Misuse(f"the ranks sent more than {MAX_MESSAGES} messages")
+        self.calls, self.bytes = self.calls + 1, self.bytes + sum(t.nbytes for t in tensors)
+        if self.calls > MAX_CALLS or self.bytes > MAX_BYTES:
+            raise Misuse(f"the ranks made more than {MAX_CALLS} calls or sent more than {MAX_BYTES >> 20} MiB")
         self.open_calls[rank, call.id] = call
         self._record(call)
         answers = self._match_pair(call) if call.op in ("send", "recv") else self._match_all(call)

@@ -142,8 +142,9 @@ def _nothing(name: str, rank: int, facts: dict) -> str:
         return (f"rank {rank}: your code returned {kind or 'nothing'} where a tensor is expected"
                 f"{': it is not written yet' if kind in ('', 'NoneType') else ''}")
     if name.endswith(" at the start"):
-        return (f"rank {rank}: the module has no parameter called {name.removesuffix(' at the start')}; it has "
-                f"{sorted(facts.get('parameters', {})) or 'none'}")
+        found = facts.get("parameters")
+        names = ", ".join(str(key)[:40] for key in found) if isinstance(found, dict) else ""
+        return f"rank {rank}: the module has no parameter called {name.removesuffix(' at the start')}; it has {names or 'none'}"
     return f"rank {rank}: {name} did not come back: backward gave {kind if kind != 'NoneType' else 'None'} there"
 
 

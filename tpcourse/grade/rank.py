@@ -82,18 +82,21 @@ def _run_cells(cells: list, namespace: dict, faults: list) -> None:
     """Run each statement of ``cells`` that defines something; one that fails is noted and the next one is tried."""
     for label, text in cells:
         try:
-            for code in statements(text, label):
+            for code, beginning in statements(text, label):
                 try:
                     exec(code, namespace)
                 except Exception as error:
-                    faults.append(describe(error))
+                    faults.append((beginning, describe(error)))
         except SyntaxError as error:
-            faults.append(describe(error))
+            faults.append((text, describe(error)))
 
 
 def _find(name: str, namespace: dict, faults: list) -> object:
     if name in namespace:
         return namespace[name]
-    last = faults[-1] if faults else None
-    why = f"; {last['places'][-1][0] if last['places'] else 'a cell'} stops with {last['type']}: {last['message']}" if last else ""
+    fault = next((fault for text, fault in reversed(faults) if name in text), None)
+    if fault and fault["type"] == "PackageUsed":
+        raise stand_in.PackageUsed(fault["message"])
+    where = f"{fault['places'][-1][0]}, line {fault['places'][-1][1]}" if fault and fault["places"] else "its cell"
+    why = f": {where} stops with {fault['type']}: {fault['message']}" if fault else ""
     raise NameError(f"{name} is not defined in this notebook{why}")

@@ -99,9 +99,9 @@ class Ranks:
         self.inbox[rank] += data
         try:
             yield from self._frames(rank)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except Exception as error:  # whatever it wrote, it was the rank
             self.selector.unregister(control)
-            yield Event("garbage", rank, text=str(error)[:200])
+            yield Event("garbage", rank, text=f"{type(error).__name__}: {str(error)[:200]}")
 
     def _frames(self, rank: int) -> Iterator[Event]:
         inbox = self.inbox[rank]

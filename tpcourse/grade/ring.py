@@ -3,9 +3,10 @@
 import torch
 from torch import Tensor
 
-from tpcourse.grade.case import Case, Mistake, Traffic, bytes_text, odd, randn
+from tpcourse.grade.case import Case, Mistake, Traffic, bytes_text, odd, randn, ranks_text
 from tpcourse.grade.hub import Message
 
+ON_PAPER = ". On paper, for 3 ranks, write down which chunk each rank sends and which it receives in each step"
 SETTINGS = {"names": ["x"], "group": False, "options": {}}
 
 
@@ -17,9 +18,12 @@ def reduce_scatter(n: int, rng: torch.Generator) -> list[Case]:
     wrong = _shifted(total, "the sums are right but rank r returned chunk {} instead of chunk r")
     wrong += _around(list(total), n)
     wrong.append(("nothing was added: this is the rank's own chunk of its own x", [own[r][r] for r in range(n)]))
-    wrong += [(f"one rank's share is missing from the sum: {n - 2} of {n - 1} steps were made, or one was not added",
+    wrong += [("one rank's share is missing from the sum: a step too few, or something that arrived was not added",
                [total[r] - own[(r + d) % n][r] for r in range(n)]) for d in range(1, n)]
+    wrong += [("that is one rank's chunk alone: what arrives must be added, not put in place of the own chunk",
+               [own[(r + d) % n][r] for r in range(n)]) for d in range(1, n)]
     wrong.append(("that is the whole sum; reduce-scatter leaves each rank one chunk of it", [sum(xs)] * n))
+    wrong.append(("different chunks were mixed: what arrives is added to the own chunk of the same number" + ON_PAPER, []))
     return [_case(n, xs, list(total), wrong, steps=n - 1, chunk=total[0].nbytes, whole=xs[0].nbytes)]
 
 
@@ -35,6 +39,7 @@ def all_gather(n: int, rng: torch.Generator) -> list[Case]:
     wrong += [("a chunk never arrived: one step too few, or one chunk was written to the wrong place",
                [_without(xs, (r + d) % n) for r in range(n)]) for d in range(1, n)]
     wrong.append(("the chunks were added up; all-gather puts them side by side", [sum(xs)] * n))
+    wrong.append(("a chunk is in the wrong place, or came twice" + ON_PAPER, []))
     return [_case(n, xs, [torch.cat(xs)] * n, wrong, steps=n - 1, chunk=xs[0].nbytes, whole=n * xs[0].nbytes)]
 
 
@@ -79,7 +84,7 @@ def _case(n: int, xs: list[Tensor], right: list[Tensor], wrong: list[Mistake], s
     changed = [("the function must leave its input as it was: work on x.clone()", [])]
     praise = (f"each rank sent {steps} messages of one chunk, {bytes_text(steps * chunk)} = {steps}/{n} of the whole tensor"
               if n > 1 else "one rank sent nothing")
-    return Case(f"{n} ranks, x of {xs[0].numel()} numbers", n, "function", SETTINGS, [[x] for x in xs], expected,
+    return Case(f"{ranks_text(n)}, x of {xs[0].numel()} numbers", n, "function", SETTINGS, [[x] for x in xs], expected,
                 {"result": wrong, "x after the call": changed}, ring_traffic(n, steps, chunk, whole), praise)
 
 

@@ -31,7 +31,7 @@ class Absent:
     def __getattribute__(self, name: str):
         if name.startswith("__"):
             return object.__getattribute__(self, name)
-        return object.__getattribute__(self, "_refuse")()
+        raise PackageUsed(f"{object.__getattribute__(self, '_name')}.{name} comes from the package")
 
 
 class _Module(types.ModuleType):

@@ -1,0 +1,28 @@
+"""Every known-wrong solution fails, and for the reason that it is wrong."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from grade_answers import WRONG, Wrong, cell_of, with_cell
+from tpcourse.grade.grading import Submission
+
+RANKS = 3
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda w: f"{w.task}: {w.mistake}")
+def test_fails_for_the_right_reason(wrong: Wrong, sources):
+    notebook, graded = sources[wrong.task]
+    text = cell_of(notebook, wrong.task)
+    for old, new in wrong.changes:
+        assert old == "*" or old in text
+        text = new if old == "*" else text.replace(old, new)
+    submission = Submission(with_cell(notebook, wrong.task, text), [replace(graded, ranks=(RANKS,))], seed=1, seconds=10)
+    [result] = submission.results()
+    assert not result.passed and result.points == 0
+    assert wrong.says in "\n".join(result.lines)
+
+
+def test_each_task_has_five():
+    assert min(Counter(wrong.task for wrong in WRONG).values()) >= 5 and len({w.task for w in WRONG}) == 6
