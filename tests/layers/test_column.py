@@ -10,7 +10,7 @@ OUT = {1: 7, 2: 6, 3: 9, 4: 12}  # out_features for each number of ranks: odd wh
 
 
 def on_rank(mesh, xs, grads, out_features, bias, gather_output, strided=False):
-    """One forward and backward pass; returns result and the gradients of X, weight and bias, with the weights."""
+    """Result and gradient of X after one pass forward and backward; each parameter with its gradient."""
     from tpcourse.layers import ColumnParallelLinear
 
     torch.manual_seed(3)
@@ -54,7 +54,8 @@ def test_gathered_output(world, shape):
     y = layer(x)
     grad = torch.randn_like(y)
     y.backward(grad)
-    for rank, (own_y, dx, parameters) in enumerate(world.run(on_rank, x.detach(), [grad] * p, OUT[p], True, True)):
+    outs = world.run(on_rank, x.detach(), [grad] * p, OUT[p], True, True)
+    for rank, (own_y, dx, parameters) in enumerate(outs):
         assert_close(own_y, y.detach())
         assert_close(dx, x.grad)
         for (_, own_grad), whole in zip(parameters, layer.parameters()):
@@ -63,14 +64,14 @@ def test_gathered_output(world, shape):
 
 @pytest.mark.parametrize("gather_output", [False, True])
 def test_training(world, gather_output):
-    """Five steps of SGD with momentum on two layers keep the shards equal to the rows of the whole layers."""
+    """Five steps of SGD with momentum: the shards stay equal to the rows of the whole layer."""
 
     def train(mesh, xs, out_features, gather_output):
         from tpcourse.layers import ColumnParallelLinear
 
         torch.manual_seed(3)
         inner = nn.Linear(4, 5, dtype=torch.float64)  # replicated, below the parallel layer
-        layer = ColumnParallelLinear(5, out_features, mesh["tp"], gather_output=gather_output, dtype=torch.float64)
+        layer = ColumnParallelLinear(5, out_features, mesh["tp"], True, gather_output, torch.float64)
         optimizer = torch.optim.SGD([*inner.parameters(), *layer.parameters()], lr=0.1, momentum=0.9)
         for x in xs:
             optimizer.zero_grad()
@@ -112,8 +113,9 @@ def test_against_dtensor(world):
             leaf = x.clone().requires_grad_()
             y = layer(leaf)
             y.backward(grads[mesh.get_rank()])
-            local = [getattr(t, "to_local", lambda t=t: t)() for p in layer.parameters() for t in (p.detach(), p.grad)]
-            outs.append([y.detach(), leaf.grad, *local])
+            held = [t for p in layer.parameters() for t in (p.detach(), p.grad)]
+            held = [t.to_local() if hasattr(t, "to_local") else t for t in held]
+            outs.append([y.detach(), leaf.grad, *held])
         return outs
 
     p = world.size
@@ -145,7 +147,7 @@ def test_from_linear_copies_and_draws_nothing(three):
 
 
 def test_draws_as_the_whole_layer_does(three):
-    """The random numbers after the layer are those after nn.Linear, so that a stack of layers starts the same too."""
+    """Random numbers after the layer are those after nn.Linear, so that stacks of layers start alike too."""
 
     def on_rank(mesh):
         from tpcourse.layers import ColumnParallelLinear
@@ -194,7 +196,8 @@ def test_without_its_all_reduce_the_input_gradient_is_a_part(three):
 
         torch.manual_seed(3)
         layer = ColumnParallelLinear(5, 9, mesh["tp"], dtype=torch.float64)
-        torch.nn.functional.linear(x.requires_grad_(), layer.weight, layer.bias).backward(grads[mesh.get_rank()])
+        y = torch.nn.functional.linear(x.requires_grad_(), layer.weight, layer.bias)
+        y.backward(grads[mesh.get_rank()])
         return x.grad
 
     x, layer = torch.randn(4, 5, dtype=torch.float64, requires_grad=True), whole_layer(9, True)
@@ -238,7 +241,6 @@ def test_indivisible_out_features():
         return texts
 
     for texts in tp.spawn(on_rank, ranks=4):
-        assert texts == [
-            "out_features=10 is not divisible by the 4 ranks of mesh dimension 'tp'; pad to 12 or use 2 or 5 ranks",
-            "out_features=7 is not divisible by the 4 ranks of mesh dimension 'tp'; pad to 8 or use 1 or 7 ranks",
-        ]
+        reason = "is not divisible by the 4 ranks of mesh dimension 'tp'"
+        assert texts == [f"out_features=10 {reason}; pad to 12 or use 2 or 5 ranks",
+                         f"out_features=7 {reason}; pad to 8 or use 1 or 7 ranks"]

@@ -1,5 +1,7 @@
 """Column parallelism: every rank holds some columns of A and computes those columns of Y = X A."""
 
+from typing import Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,8 +16,8 @@ class ColumnParallelLinear(nn.Module):
     [..., out_features] on every rank, for use that is the same on all of them.
     Per rank: weight [out_features / P, in_features] (torch stores A transposed), bias [out_features / P].
 
-    The layer draws the whole weight as nn.Linear does and keeps its own rows: after the same torch.manual_seed on
-    every rank, P ranks together hold exactly the weights that nn.Linear has in one process.
+    The layer draws the whole weight as nn.Linear does and keeps its own rows: after the same
+    torch.manual_seed on every rank, the P ranks together hold exactly what nn.Linear holds in one process.
 
     Raises ValueError if P does not divide out_features.
     Source: Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), section 3.
@@ -30,17 +32,19 @@ class ColumnParallelLinear(nn.Module):
         self._keep_own_rows(nn.Linear(in_features, out_features, bias, dtype=dtype))
 
     @classmethod
-    def from_linear(cls, linear: nn.Linear, group: Group, gather_output: bool = False) -> "ColumnParallelLinear":
+    def from_linear(cls, linear: nn.Linear, group: Group, gather_output: bool = False) -> Self:
         """This rank's part of a layer that every rank holds whole; the parameters are copies."""
+        bias = linear.bias is not None
         with torch.device("meta"):  # draws no random numbers and takes no memory
-            layer = cls(linear.in_features, linear.out_features, group, linear.bias is not None, gather_output)
+            layer = cls(linear.in_features, linear.out_features, group, bias, gather_output)
         layer._keep_own_rows(linear)
         return layer
 
     def _keep_own_rows(self, whole: nn.Linear) -> None:
         rows = my_slice(self.out_features, self.group)
         self.weight = nn.Parameter(whole.weight.detach()[rows].clone())  # [out / P, in]
-        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows].clone())  # [out / P]
+        bias = None if whole.bias is None else nn.Parameter(whole.bias.detach()[rows].clone())  # [out / P]
+        self.register_parameter("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in_features], the same on every rank."""
@@ -49,5 +53,5 @@ class ColumnParallelLinear(nn.Module):
         return gather_from_region(y, self.group, -1) if self.gather_output else y
 
     def extra_repr(self) -> str:
-        return (f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+        return (f"{self.in_features} to {self.out_features} features, bias={self.bias is not None}, "
                 f"gather_output={self.gather_output}, over {describe(self.group)}")
