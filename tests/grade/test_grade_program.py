@@ -35,7 +35,7 @@ def test_a_class_of_submissions(tmp_path, sources):
     total = {name: sum(float(row["points"]) for row in rows if row["learner"] == name) for name in texts}
     assert total == {"ada": 8, "ben": 8, "cyd": 0, "dan": 6, "eve": 6}
     assert "exit code 0" in next(row["reason"] for row in rows if row["learner"] == "dan" and row["points"] == "0")
-    assert "cannot be read" in next(row["reason"] for row in rows if row["learner"] == "cyd")
+    assert "is not a notebook" in next(row["reason"] for row in rows if row["learner"] == "cyd")
     assert "[5/5] eve" in run.stdout and "\x1b" not in run.stdout
     page = (tmp_path / "out" / "eve.html").read_text()
     assert "&lt;script&gt;" in page and "<script>" not in page and "6 of 8 points" in page

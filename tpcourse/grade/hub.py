@@ -19,7 +19,7 @@ REDUCTIONS = {
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 COLLECTIVES = (*REDUCING, "broadcast", "gather", "scatter", "all_gather", "all_to_all", "barrier")
-MAX_CALLS, MAX_BYTES = 20_000, 256 << 20
+MAX_CALLS, MAX_BYTES = 20_000, 64 << 20
 
 
 class Misuse(Exception):
