@@ -1,7 +1,7 @@
 """What measuring costs: a training step and one all-reduce, bare and inside the ledger and saved_activations.
 
-Run: python benchmarks/measure.py. Two ranks on this machine; the variants take turns in one run, and each figure is
-a median, so that the ratios hold where the seconds do not.
+Run: python benchmarks/measure.py. Two ranks on this machine; the variants take turns in one run, and each
+figure is a median, so that the ratios hold where the seconds do not.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import torch.distributed as dist
 import tpcourse as tp
 from tpcourse.measure import ledger, saved_activations
 
-ROUNDS = 200
+ROUNDS = 100
 VARIANTS = {"bare": contextlib.nullcontext, "ledger": ledger, "saved_activations": saved_activations}
 
 
@@ -45,14 +45,15 @@ def no_communication(mesh, width):
 
 
 def measure(mesh, make, size):
-    """Seconds of each variant, round by round: a list per variant."""
+    """Median seconds of each variant, which take turns, each as often first as last."""
     run = make(mesh, size)
     seconds = {name: [] for name in VARIANTS}
-    for _ in range(ROUNDS + 5):
-        for name, variant in VARIANTS.items():
+    for turn in range(ROUNDS + 5):
+        for i in range(len(VARIANTS)):
+            name = list(VARIANTS)[(turn + i) % len(VARIANTS)]
             dist.barrier()
             start = time.perf_counter()
-            with variant():
+            with VARIANTS[name]():
                 run()
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times[5:]) for name, times in seconds.items()}
@@ -61,7 +62,7 @@ def measure(mesh, make, size):
 def main() -> None:
     cases = {
         "MLP step, width 32": (step, 32),
-        "MLP step, width 512": (step, 512),
+        "MLP step, width 256": (step, 256),
         "linear layer, width 32, alone": (no_communication, 32),
         "all_reduce of 4 bytes": (one_all_reduce, 1),
         "all_reduce of 4 MB": (one_all_reduce, 2**20),
@@ -69,7 +70,7 @@ def main() -> None:
     print(f"{'2 ranks, medians of ' + str(ROUNDS):32}{'bare':>12}{'ledger':>10}{'saved_activations':>20}")
     with tp.World(mesh={"tp": 2}) as world:
         for name, (make, size) in cases.items():
-            t = world.run(measure, make, size, record=False)[0]
+            t = world.run(measure, make, size, record=False, timeout=300)[0]
             print(f"{name:32}{t['bare'] * 1e3:9.3f} ms{t['ledger'] / t['bare']:9.2f}x", end="")
             print(f"{t['saved_activations'] / t['bare']:19.2f}x", flush=True)
 

@@ -226,6 +226,17 @@ def test_nested_ledgers_each_see_everything_inside_them(two):
     assert inner == [("all_reduce", 1, 20, 20)]
 
 
+def test_a_result_that_is_still_on_its_way(two):
+    """A functional collective returns a tensor that waits when it is used, here by the next collective."""
+
+    def body(mesh):
+        with ledger(mesh) as book:
+            dist.all_reduce(functional.all_reduce(torch.ones(3), "sum", mesh["tp"]))
+        return figures(book)
+
+    assert two.run(body) == [[("all_reduce", 2, 24, 24)]] * 2
+
+
 def test_an_error_inside_leaves_what_came_before(two):
     def body(mesh):
         try:

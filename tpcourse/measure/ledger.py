@@ -35,8 +35,9 @@ def ledger(mesh: DeviceMesh | None = None) -> Iterator[Table]:
     `create_graph=True` cannot be told from a recomputation and is called one.
 
     Counted once each: asynchronous and coalesced calls, functional collectives, what a DTensor operation
-    issues, the buckets of DistributedDataParallel; nested ledgers each see everything. Not seen: calls from
-    another Python thread, kernels that fuse communication with computation, and a call that raises.
+    issues, the buckets of DistributedDataParallel (tested on gloo); nested ledgers each see everything. Not
+    seen: calls from another Python thread, kernels that fuse communication with computation, and a call that
+    raises.
     """
     book = Table()
     names = {} if mesh is None else {mesh.get_group(d).group_name: d for d in mesh.mesh_dim_names or ()}
