@@ -55,7 +55,7 @@ def {name}(x):
 FORWARD = "torch.nn.functional.linear(x, weight, bias)"
 
 WRONG = [
-    Wrong("ring_reduce_scatter", "sends to the wrong neighbour", "The ranks wait for each other", (
+    Wrong("ring_reduce_scatter", "sends to the wrong neighbour", "rank 0 sends to rank 2, which receives from rank 1", (
         ("(rank + 1) % n", "(rank + 2) % n"),)),
     Wrong("ring_reduce_scatter", "goes around the other way with the same chunks", "different chunks were mixed", (
         ("(rank + 1) % n", "(rank - 1) % n"), ("irecv, arriving, (rank - 1) % n", "irecv, arriving, (rank + 1) % n"))),
@@ -75,6 +75,8 @@ WRONG = [
         ("torch.empty_like(chunks[receive])", "torch.empty(chunks[receive].shape)"),)),
     Wrong("ring_reduce_scatter", "works in float32", "expected dtype torch.float64, got torch.float32", (
         ("x.clone()", "x.float()"),)),
+    Wrong("ring_reduce_scatter", "only receives", "Someone waits for a message that nobody sends", (
+        ("dist.P2POp(dist.isend, chunks[send], (rank + 1) % n),", ""),)),
     Wrong("ring_reduce_scatter", "calls all_reduce", "your code called all_reduce (line 4)", whole("""
 def ring_reduce_scatter(x):
     total = x.clone()
@@ -202,7 +204,7 @@ def ring_all_reduce(x):
         ("return dy.chunk", "dy = dy.clone()\n        dist.all_reduce(dy, group=ctx.group)\n        return dy.chunk"),)),
     Wrong("ColumnParallelLinear", "ignores gather_output", "those are this rank's columns only", (
         ("GatherColumns.apply(y, self.group) if self.gather_output else y", "y"),)),
-    Wrong("ColumnParallelLinear", "takes any out_features", "expected ValueError, and your code went on", (
+    Wrong("ColumnParallelLinear", "takes any out_features", "Expected ValueError, and your code went on", (
         ("if out_features % n:", "if False:"),)),
     Wrong("ColumnParallelLinear", "the package's own", "tpcourse.layers.ColumnParallelLinear comes from the package", whole("""
 from tpcourse.layers import ColumnParallelLinear

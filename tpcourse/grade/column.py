@@ -91,7 +91,7 @@ def _module_case(p: _Problem, rng: torch.Generator) -> Case:
         *[(f"all {n} shards are equal: every rank drew its own share after the same seed, or kept the same rows. Draw the whole "
            f"layer's numbers on every rank, and let rank r keep rows {p.m}r to {p.m}(r + 1)", [same] * n)
           for same in (small[name], whole[name].chunk(n)[0])],
-        (f"the rank holds the whole {name}: each must hold one {n}th of it", [whole[name]] * n),
+        (f"the rank holds the whole {name}: each must hold 1/{n} of it", [whole[name]] * n),
         ("that is a split along in_features: column-parallel splits out_features, which is dim 0 of torch's [out, in] weight",
          list(whole[name].tensor_split(n, -1)))] for name in whole}
     mistakes |= {"Y": _y_mistakes(p), **_gradient_mistakes(p)}

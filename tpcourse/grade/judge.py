@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tpcourse.grade import arrays
 from tpcourse.grade.case import Case, bytes_text
 from tpcourse.grade.session import Fault, Outcome
 
@@ -81,6 +82,8 @@ def _place_text(file: str, number: int, function: str) -> str:
 
 
 def _stuck_hint(text: str) -> str:
+    if "which receives from" in text:
+        return "The two ends of a message must name each other: the rank I send to must receive from me."
     if "waits in send" in text and "waits in recv" not in text:
         return ("Every rank sends before it receives, and a send ends only when the other side receives. Start both with "
                 "dist.batch_isend_irecv, or start the send with dist.isend and wait for it after the receive.")
@@ -104,8 +107,8 @@ def _refusal_lines(case: Case, outcome: Outcome) -> list[str]:
     if fault and fault.kind == "error" and fault.error.get("type") == case.refuses:
         return []
     if fault:
-        return [f"expected {case.refuses}; instead:", *fault_lines(fault)]
-    return [f"expected {case.refuses}, and your code went on: say at construction what does not divide, and by what"]
+        return [f"Expected {case.refuses}; instead:", *fault_lines(fault)]
+    return [f"Expected {case.refuses}, and your code went on: say at construction what does not divide, and by what."]
 
 
 def _value_lines(case: Case, outcome: Outcome) -> list[str]:
@@ -115,7 +118,7 @@ def _value_lines(case: Case, outcome: Outcome) -> list[str]:
         for rank in range(case.ranks):
             difference = _difference(name, rank, got[rank], right[rank], outcome.facts[rank])
             if difference:
-                meaning = _meaning(case, name, got)
+                meaning = _meaning(case, name, got, right)
                 return [difference, *([f"What this usually means: {meaning}."] if meaning else [])]
     return []
 
@@ -148,11 +151,14 @@ def _nothing(name: str, rank: int, facts: dict) -> str:
     return f"rank {rank}: {name} did not come back: backward gave {kind if kind != 'NoneType' else 'None'} there"
 
 
-def _meaning(case: Case, name: str, got: list[Tensor | None]) -> str:
+def _meaning(case: Case, name: str, got: list[Tensor | None], right: list[Tensor]) -> str:
     """The first known mistake that explains what all ranks returned."""
+    numbers_only = all(g is not None and arrays.spec(g) == arrays.spec(r) for g, r in zip(got, right))
     for text, wrong in case.mistakes.get(name, []):
-        if not wrong or all(g is not None and g.shape == w.shape and torch.allclose(g.double(), w, RELATIVE, ABSOLUTE)
-                            for g, w in zip(got, wrong)):
+        if wrong and all(g is not None and g.shape == w.shape and torch.allclose(g.double(), w, RELATIVE, ABSOLUTE)
+                         for g, w in zip(got, wrong)):
+            return text
+        if not wrong and numbers_only:
             return text
     return ""
 

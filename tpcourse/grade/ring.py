@@ -82,7 +82,7 @@ def _around(right: list[Tensor], n: int) -> list[Mistake]:
 def _case(n: int, xs: list[Tensor], right: list[Tensor], wrong: list[Mistake], steps: int, chunk: int, whole: int) -> Case:
     expected = [{"result": y, "x after the call": x} for x, y in zip(xs, right)]
     changed = [("the function must leave its input as it was: work on x.clone()", [])]
-    praise = (f"each rank sent {steps} messages of one chunk, {bytes_text(steps * chunk)} = {steps}/{n} of the whole tensor"
+    praise = (f"each rank sent {messages_text(steps)} of one chunk, {bytes_text(steps * chunk)} = {steps}/{n} of the whole tensor"
               if n > 1 else "one rank sent nothing")
     return Case(f"{ranks_text(n)}, x of {xs[0].numel()} numbers", n, "function", SETTINGS, [[x] for x in xs], expected,
                 {"result": wrong, "x after the call": changed}, ring_traffic(n, steps, chunk, whole), praise)
@@ -107,16 +107,20 @@ def ring_traffic(n: int, steps: int, chunk: int, whole: int) -> Traffic:
         for r in range(n):
             count = sum(m.rank == r for m in messages)
             if count != steps:
-                return (f"rank {r} sent {count} messages of one chunk; a ring of {n} ranks takes {steps} steps here, "
+                return (f"rank {r} sent {messages_text(count)} of one chunk; a ring of {n} ranks takes {steps} steps here, "
                         f"{steps}/{n} of the tensor")
         return None
     return judge
+
+
+def messages_text(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"
 
 
 def _wrong_size(messages: list[Message], n: int, steps: int, chunk: int, whole: int) -> str:
     first = [m for m in messages if m.rank == messages[0].rank]
     sent = sum(m.bytes for m in first)
     what = "of the whole tensor" if all(m.bytes == whole for m in first) else "that are not one chunk each"
-    return (f"rank {messages[0].rank} sent {bytes_text(sent)} in {len(first)} messages {what}; a ring sends one chunk, "
-            f"an n-th of the tensor, in each step: {steps} messages of {bytes_text(chunk)}, "
+    return (f"rank {messages[0].rank} sent {bytes_text(sent)} in {messages_text(len(first))} {what}; a ring sends one chunk, "
+            f"an n-th of the tensor, in each step: {messages_text(steps)} of {bytes_text(chunk)}, "
             f"{bytes_text(steps * chunk)} in all, {steps}/{n} of the tensor")

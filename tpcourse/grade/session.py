@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from tpcourse.grade.hub import Hub, Message, Misuse
+from tpcourse.grade.hub import Call, Hub, Message, Misuse
 from tpcourse.grade.ranks import Event, Ranks
 
 GRACE = 0.3  # seconds in which other ranks may report the same error as the first one
@@ -54,7 +54,8 @@ class Session:
         except BaseException:
             self.close()
             raise
-        outcome = Outcome(run.outputs, run.facts, run.hub.messages, run.take_printed(), fault)
+        messages = sorted(run.hub.messages, key=lambda m: m.rank)  # each rank's in order; what arrived first is chance
+        outcome = Outcome(run.outputs, run.facts, messages, run.take_printed(), fault)
         if fault:
             self.close()
         return outcome
@@ -143,7 +144,16 @@ class _Run:
         calls = {rank: self.hub.open_calls[rank, request] for rank, request in self.waiting.items()}
         lines = [f"rank {r} waits in {calls[r]}, line {calls[r].where[1]}" if r in calls else f"rank {r} has finished"
                  for r in range(self.ranks.count)]
-        return Fault("stuck", "; ".join(lines), sorted(calls))
+        return Fault("stuck", "; ".join(lines + self._crossed(calls)), sorted(calls))
+
+    def _crossed(self, calls: dict[int, Call]) -> list[str]:
+        """The first send whose target receives, but from someone else."""
+        receives = {c.rank: c.group[c.more["peer"]] for c in self.hub.open_calls.values() if c.op == "recv"}
+        for rank in sorted(calls):
+            to = calls[rank].group[calls[rank].more["peer"]] if calls[rank].op == "send" else None
+            if receives.get(to, rank) != rank:
+                return [f"rank {rank} sends to rank {to}, which receives from rank {receives[to]}"]
+        return []
 
     def _slow(self) -> Fault:
         """After the time limit: who still runs, and what they print when asked where they are."""
