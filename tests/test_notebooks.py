@@ -173,7 +173,8 @@ def test_make_course_tells_which_cell_failed_and_why_and_runs_the_rest(course, c
 def test_make_course_survives_a_lesson_that_kills_its_kernel(course, capsys):
     course("01_one", lesson("1", "import os; os._exit(3)", "2"))
     assert not execute.run_all(course.root)
-    assert "01_one.ipynb: code cell 2 failed\nimport os" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "01_one.ipynb: code cell 2 failed\nimport os" in shown and "Kernel died" in shown
 
 
 def test_storing_twice_writes_the_same_bytes_and_keeps_of_a_widget_only_its_text(course):

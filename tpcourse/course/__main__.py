@@ -25,7 +25,7 @@ def main() -> None:
         try:
             store(path)
         except RuntimeError as failure:
-            sys.exit(str(failure))
+            sys.exit(f"{path}: {failure}The file is as it was.")
 
 
 if __name__ == "__main__":

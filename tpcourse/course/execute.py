@@ -14,21 +14,28 @@ from tpcourse.course.lessons import lessons, ranks_used
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 CELL_SECONDS = 120
-FAILURES = (CellExecutionError, CellTimeoutError, DeadKernelError)
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     """Run a notebook's cells in order, in `folder`, outputs into the notebook; errors that a tag announces may come.
 
     Raises:
-        CellExecutionError, CellTimeoutError, DeadKernelError: the first cell that fails unannounced.
+        RuntimeError: the first cell that failed unannounced, ran too long or killed its kernel, with its source and error.
     """
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    NotebookClient(notebook, timeout=CELL_SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}},
-                   record_timing=False, store_widget_state=False, coalesce_streams=True,
-                   extra_arguments=["--log-level=ERROR"]).execute()
+    begun = []
+    client = NotebookClient(
+        notebook, timeout=CELL_SECONDS, kernel_name="python3", resources={"metadata": {"path": str(folder)}},
+        record_timing=False, store_widget_state=False, coalesce_streams=True, extra_arguments=["--log-level=ERROR"],
+        on_cell_start=lambda cell, cell_index: begun.append(cell))
+    try:
+        client.execute()
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        number = sum(cell.cell_type == "code" for cell in begun)
+        words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+        raise RuntimeError(f"code cell {number} failed\n{begun[-1].source}\n{words}\n") from None
 
 
 def run_all(root: Path) -> bool:
@@ -38,16 +45,16 @@ def run_all(root: Path) -> bool:
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(shutil.copytree(root / "notebooks", Path(scratch) / "notebooks"))
         for lesson in lessons(root):
-            notebook, error, start = nbformat.read(lesson.path, 4), None, time.perf_counter()
+            notebook, ok, start = nbformat.read(lesson.path, 4), "yes", time.perf_counter()
             try:
                 execute(notebook, copy)
-            except FAILURES as problem:
-                error = problem
-                failures.append(f"{lesson.path.name}: {describe(notebook, error)}")
+            except RuntimeError as failure:
+                ok = "NO"
+                failures.append(f"\n{lesson.path.name}: {failure}")
             cells = sum(cell.cell_type == "code" for cell in notebook.cells)
-            print(f"{lesson.path.stem:<40} {cells:>5} {ranks_used(notebook):>5} {time.perf_counter() - start:>8.1f}  "
-                  f"{'NO' if error else 'yes'}", flush=True)
-    print("".join("\n" + failure for failure in failures), end="", flush=True)
+            seconds = time.perf_counter() - start
+            print(f"{lesson.path.stem:<40} {cells:>5} {ranks_used(notebook):>5} {seconds:>8.1f}  {ok}", flush=True)
+    print("".join(failures), end="", flush=True)
     return not failures
 
 
@@ -58,10 +65,7 @@ def store(path: Path) -> None:
         RuntimeError: a cell failed; the file is left as it was.
     """
     notebook = nbformat.read(path, 4)
-    try:
-        execute(notebook, path.parent)
-    except FAILURES as problem:
-        raise RuntimeError(f"{path.name}: {describe(notebook, problem)}") from None
+    execute(notebook, path.parent)
     tidy(notebook)
     nbformat.write(notebook, path)
 
@@ -78,14 +82,3 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
         if cell.cell_type == "code":
             for output in cell.outputs:
                 output.get("data", {}).pop(WIDGET, None)
-
-
-def describe(notebook: nbformat.NotebookNode, error: Exception) -> str:
-    """The failing cell, its source and its error, for a person."""
-    code = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    failed = next((cell for cell in code if any(output.output_type == "error" for output in cell.outputs)), None)
-    if failed is None:  # a cell that ran too long or killed its kernel left no error: it is the last one that started
-        failed = [cell for cell in code if cell.execution_count][-1:] or code[:1]
-        failed = failed[0] if failed else None
-    place = f"code cell {code.index(failed) + 1} failed\n{failed.source}\n" if failed else "failed\n"
-    return place + re.sub(r"\x1b\[[0-9;]*m", "", str(error)) + "\n"
