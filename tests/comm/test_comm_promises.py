@@ -27,6 +27,7 @@ def sent_by_ranks(mesh, cases, dim):
     import warnings
 
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
 
     from tpcourse import comm
 
@@ -34,12 +35,15 @@ def sent_by_ranks(mesh, cases, dim):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func.namespace in ("c10d", "_c10d_functional"):
                 seen.append(func._opname)
+                tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+                assert all(t.is_contiguous() for t in tensors), f"strided data goes to {func}"
             return func(*args, **(kwargs or {}))
 
     outs = []
     with warnings.catch_warnings(action="error"), Watch():
         for name, args, xs in cases:
-            x = xs[mesh.get_local_rank(dim)].requires_grad_()
+            x = xs[mesh.get_local_rank(dim)]
+            x = x.transpose(0, -1).contiguous().transpose(0, -1).requires_grad_()
             seen = []
             y = getattr(comm, name)(x, mesh[dim], *args)
             forward, seen = seen, []

@@ -11,51 +11,60 @@ DIMS = [0, 1, 2, -1, -2, -3]
 LAYOUTS = ["contiguous", "transposed", "sliced", "mixed"]  # mixed: not the same on each rank
 
 
-def on_ranks(mesh, name, xs, grads, args, dim="tp", layout="contiguous"):
-    """One collective forward and backward: its result, its input's gradient, whether x stayed as it was."""
+def on_ranks(mesh, calls, layout="contiguous", dim="tp"):
+    """Each call forward and backward: the result, the input's gradient, and whether x stayed as it was."""
     from tpcourse import comm
 
+    rank, outs = mesh.get_local_rank(dim), []
+    how = ["transposed", "contiguous", "sliced"][rank % 3] if layout == "mixed" else layout
+
     def lay_out(t):  # equal values, other strides
-        how = ["transposed", "contiguous", "sliced"][rank % 3] if layout == "mixed" else layout
         if how == "transposed":
             return t.transpose(0, -1).contiguous().transpose(0, -1)
         return torch.stack([t, -t], -1)[..., 0] if how == "sliced" else t
 
-    group, rank = mesh[dim], mesh.get_local_rank(dim)
-    x = lay_out(xs[rank]).requires_grad_()
-    y = getattr(comm, name)(x, group, *args[rank])
-    y.backward(lay_out(grads[rank]))
-    return y.detach(), x.grad, torch.equal(x.detach(), xs[rank])
+    for name, args, xs, grads in calls:
+        x = lay_out(xs[rank]).requires_grad_()
+        y = getattr(comm, name)(x, mesh[dim], *args[rank])
+        y.backward(lay_out(grads[rank]))
+        outs.append((y.detach(), x.grad, torch.equal(x.detach(), xs[rank])))
+    return outs
 
 
-def check(world, case: Case, layout="contiguous"):
-    xs, grads = case.tensors()
-    expected_ys, expected_grads = case.expected(xs, grads)
-    outs = world.run(on_ranks, case.name, xs, grads, case.args, "tp", layout)
-    for rank, (y, grad, untouched) in enumerate(outs):
-        assert_close(y, expected_ys[rank], msg=lambda text: f"{case.name}, result on rank {rank}: {text}")
-        assert_close(grad, expected_grads[rank], msg=lambda text: f"{case.name}, grad on rank {rank}: {text}")
-        assert untouched, f"{case.name} changed its input on rank {rank}"
+def calls_of(cases: list[Case]) -> list[tuple]:
+    return [(case.name, case.args, *case.tensors()) for case in cases]
+
+
+def compare(cases: list[Case], calls: list[tuple], outs: list[list]) -> None:
+    """What every rank has, against the reference."""
+    for i, (case, (name, _, xs, grads)) in enumerate(zip(cases, calls)):
+        ys, x_grads = case.expected(xs, grads)
+        for rank, (y, x_grad, untouched) in enumerate(out[i] for out in outs):
+            assert_close(y, ys[rank], msg=lambda text: f"{name}, result on rank {rank}: {text}")
+            assert_close(x_grad, x_grads[rank], msg=lambda text: f"{name}, gradient on rank {rank}: {text}")
+            assert untouched, f"{name} changed its input on rank {rank}"
+
+
+def check(world, cases: list[Case], layout: str) -> None:
+    calls = calls_of(cases)
+    compare(cases, calls, world.run(on_ranks, calls, layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_collectives_without_a_dimension(world, layout):
-    for case in plain_cases(world.size):
-        check(world, case, layout)
+    check(world, plain_cases(world.size), layout)
 
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equal_shards(world, dim, layout):
-    for case in sharding_cases(world.size, dim, None):
-        check(world, case, layout)
+    check(world, sharding_cases(world.size, dim, None), layout)
 
 
 @pytest.mark.parametrize("dim", DIMS)
 def test_uneven_shards(world, dim):
     for sizes in (split_sizes(7, world.size), uneven(world.size)):
-        for case in sharding_cases(world.size, dim, sizes):
-            check(world, case, "mixed")
+        check(world, sharding_cases(world.size, dim, sizes), "mixed")
 
 
 @pytest.mark.parametrize("split_dim", DIMS[:4])
@@ -68,8 +77,7 @@ def test_all_to_all(world, split_dim, concat_dim):
     else:
         cases = [resharding(p, split_dim, concat_dim),
                  resharding(p, split_dim, concat_dim, split_sizes(5, p), uneven(p))]
-    for case in cases:
-        check(world, case, "mixed")
+    check(world, cases, "mixed")
 
 
 def test_expanded_tensors(world):
@@ -91,40 +99,36 @@ def test_expanded_tensors(world):
 
 def test_dot_products(world):
     """<A x, y> = <x, A^T y> over all ranks together: the plain names are true adjoints."""
-    for case in all_cases(world.size):
-        if case.copies or case.used_alike:
-            continue
-        xs, ys = case.tensors()
-        outs = world.run(on_ranks, case.name, xs, ys, case.args)
-        forward = sum((ax * y).sum() for (ax, _, _), y in zip(outs, ys))
-        backward = sum((x * aty).sum() for x, (_, aty, _) in zip(xs, outs))
-        assert_close(forward, backward, msg=lambda text: f"{case.name}: {text}")
+    calls = calls_of([case for case in all_cases(world.size) if not case.copies and not case.used_alike])
+    outs = world.run(on_ranks, calls)
+    for i, (name, _, xs, ys) in enumerate(calls):
+        forward = sum((out[i][0] * y).sum() for out, y in zip(outs, ys))
+        backward = sum((out[i][1] * x).sum() for out, x in zip(outs, xs))
+        assert_close(forward, backward, msg=lambda text: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("dim", ["dp", "tp"])
-def test_one_dimension_of_a_mesh(square, dim):
-    """On a 2 x 2 mesh, the two groups of a dimension work side by side and do not mix."""
-    ranks_of = {"dp": [[0, 2], [1, 3]], "tp": [[0, 1], [2, 3]]}[dim]
-    for cases in zip(all_cases(2), all_cases(2)):  # one for each of the two groups, with numbers of its own
-        tensors = [case.tensors() for case in cases]
-        outs = square.run(on_own_group, cases[0].name, tensors, cases[0].args, dim)
-        for group, (case, (xs, grads)) in enumerate(zip(cases, tensors)):
-            expected_ys, expected_grads = case.expected(xs, grads)
-            for place, rank in enumerate(ranks_of[group]):
-                assert_close(outs[rank][0], expected_ys[place])
-                assert_close(outs[rank][1], expected_grads[place])
+@pytest.mark.parametrize("dim, groups", [("dp", [[0, 2], [1, 3]]), ("tp", [[0, 1], [2, 3]])])
+def test_one_dimension_of_a_mesh(square, dim, groups):
+    """On a 2 x 2 mesh the two groups of a dimension work side by side, on tensors of their own."""
+
+    def on_own_group(mesh, calls_of_groups):
+        other = "tp" if dim == "dp" else "dp"
+        return on_ranks(mesh, calls_of_groups[mesh.get_local_rank(other)], "mixed", dim)
+
+    cases = all_cases(2)
+    calls = [calls_of(cases) for _ in groups]
+    outs = square.run(on_own_group, calls)
+    for group, own_calls in zip(groups, calls):
+        compare(cases, own_calls, [outs[rank] for rank in group])
 
 
-def on_own_group(mesh, name, tensors, args, dim):
-    from tpcourse import comm
+def test_a_process_group_serves_as_well_as_a_mesh(square):
+    def on_rank(mesh):
+        from tpcourse import comm
 
-    other = "tp" if dim == "dp" else "dp"
-    xs, grads = tensors[mesh.get_local_rank(other)]
-    rank = mesh.get_local_rank(dim)
-    x = xs[rank].requires_grad_()
-    y = getattr(comm, name)(x, mesh[dim].get_group(), *args[rank])  # a process group serves as well as a mesh
-    y.backward(grads[rank])
-    return y.detach(), x.grad
+        return comm.all_gather(torch.tensor([mesh.get_rank()]), mesh["dp"].get_group(), 0).tolist()
+
+    assert square.run(on_rank) == [[0, 2], [1, 3], [0, 2], [1, 3]]
 
 
 def test_send_and_recv_carry_gradients_back(world):
@@ -135,7 +139,7 @@ def test_send_and_recv_carry_gradients_back(world):
 
         group, rank, last = mesh["tp"], mesh.get_rank(), mesh.size() - 1
         w = weights[rank].requires_grad_()
-        like = torch.empty(3, 2, dtype=w.dtype, requires_grad=True)
+        like = torch.empty(2, 3, dtype=w.dtype).t().requires_grad_()
         h = w.t() if rank == 0 else w.t() * comm.recv(like, group, rank - 1)
         end = h.square().sum() if rank == last else comm.send(h, group, rank + 1)
         end.backward()
