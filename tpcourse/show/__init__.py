@@ -1,7 +1,7 @@
 """Drawings, plots and source views for notebooks; nothing else in the package imports them.
 
-A rank has one colour in the whole course: `rank_colour`. Every figure is the last value of a cell and shows itself,
-with alt text that a notebook stores as text beside the image.
+A rank has one colour in the whole course: `rank_colour`. Every figure is the last value of a cell and shows
+itself, with alt text that a notebook stores as text beside the image.
 """
 
 from tpcourse.show.bars import bytes_text, ledger
@@ -13,5 +13,5 @@ from tpcourse.show.layout import layout, locate
 from tpcourse.show.slider import collective_slider
 from tpcourse.show.source import source
 
-__all__ = ["blocks", "bytes_text", "collective", "collective_slider", "curves", "equation", "layout", "ledger", "locate",
-           "rank_colour", "rank_hatch", "source", "time_against_bytes"]
+__all__ = ["blocks", "bytes_text", "collective", "collective_slider", "curves", "equation", "layout",
+           "ledger", "locate", "rank_colour", "rank_hatch", "source", "time_against_bytes"]

@@ -10,22 +10,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from tpcourse.show.colours import FAINT, INK, PAPER, ink_on, rank_colour, rank_hatch
-from tpcourse.show.figure import Drawing, canvas
+from tpcourse.show.figure import Drawing, canvas, write
 from tpcourse.show.layout import Layout, Range, Split, describe
 
-MARGIN, GAP, HEAD, LINE = 0.2, 0.4, 0.5, 0.26  # inches: around, between parts, above for titles, a line of text
-PILE = 0.3  # inches that a whole pile leans at most
-ROOM, PILE_ROOM = (0.45, 0.64), (0.55, 0.95)  # height and width that the label of one card, or of a pile, wants
+# Inches.
+MARGIN, GAP, HEAD, LINE = 0.2, 0.4, 0.5, 0.26  # around, between parts, above for titles, a line of text
+PILE = 0.3  # how far a whole pile leans at most
+ROOM, PILE_ROOM = (0.45, 0.64), (0.55, 0.95)  # height and width that the label of a card, or of a pile, wants
 
 
-def blocks(layout: Layout | None = None, *, shape: Sequence[int] | None = None, mesh: dict[str, int] | None = None,
-           split: Split | None = None, title: str = "", rows: str = "", columns: str = "") -> Blocks:
-    """A tensor cut into the blocks that its ranks hold; several ranks with the same block show as a pile of cards.
+def blocks(layout: Layout | None = None, *, shape: Sequence[int] | None = None,
+           mesh: dict[str, int] | None = None, split: Split | None = None,
+           title: str = "", rows: str = "", columns: str = "") -> Blocks:
+    """A tensor cut into the blocks that its ranks hold; ranks with the same block show as a pile of cards.
 
     Args:
         layout: what a rank's `show.layout(dtensor)` returned, or `show.locate(full, parts)`; or instead
-        shape, mesh, split: the tensor's shape, the mesh ({"dp": 2, "tp": 2}), and which tensor dimension is split over
-            which mesh dimension(s) ({1: "tp"}), as `torch.tensor_split` does; what is not split is held by all.
+        shape, mesh, split: the tensor's shape, the mesh ({"dp": 2, "tp": 2}), and which tensor dimension is
+            split over which mesh dimension(s) ({1: "tp"}), as `torch.tensor_split` does; what is not split is
+            held by all.
         title: the tensor's name, as the text calls it.
         rows, columns: what the last two dimensions mean, such as "in_features k".
 
@@ -102,11 +105,12 @@ class Equation(Drawing):
         sizes = [(0.0, 0.0) if isinstance(part, str) else _extent(part, lengths) for part in self.parts]
         high = max(height for _, height in sizes)
         foot = LINE * max(len(_notes(tensor)) for tensor in self.tensors)
-        figure, axes = canvas(sum(width + GAP for width, _ in sizes) + 2 * MARGIN - GAP, HEAD + high + foot + MARGIN)
+        wide = sum(width + GAP for width, _ in sizes) - GAP
+        figure, axes = canvas(wide + 2 * MARGIN, HEAD + high + foot + MARGIN)
         x = MARGIN
         for part, (width, height) in zip(self.parts, sizes):
             if isinstance(part, str):
-                axes.text(x, HEAD + high / 2, part, size=20, weight="bold", color=INK, ha="center", va="center")
+                write(axes, x, HEAD + high / 2, part, size=20, weight="bold")
             else:
                 _draw(axes, part, lengths, x, HEAD + (high - height) / 2)
             x += width + GAP
@@ -169,20 +173,20 @@ def _notes(tensor: Blocks) -> list[str]:
 def _draw(axes: Axes, tensor: Blocks, lengths: dict[int, float], x: float, y: float) -> None:
     """Title, labels and panels of one tensor, the panels' upper left corner at x (plus the row label), y."""
     width, height = _extent(tensor, lengths)
-    axes.text(x, y + height / 2, tensor.rows, size=9.5, color=INK, rotation=90, va="center")
+    write(axes, x + 0.08, y + height / 2, tensor.rows, rotation=90)
     left = x + LINE * bool(tensor.rows)
-    axes.text(left, y - 0.1, tensor.title, size=11.5, weight="bold", color=INK, va="bottom")
-    axes.text(x + width, y - 0.1, _times(tensor.layout.shape), size=9.5, color=FAINT, ha="right", va="bottom")
+    write(axes, left, y - 0.1, tensor.title, size=11.5, weight="bold", ha="left", va="bottom")
+    write(axes, x + width, y - 0.1, _times(tensor.layout.shape), color=FAINT, ha="right", va="bottom")
     (_, high), (_, wide) = _plane(_whole(tensor))
     for line, note in enumerate(_notes(tensor)):
-        axes.text((left + x + width) / 2, y + height + LINE * (line + 0.7), note, size=9.5, color=INK, ha="center",
-                  va="center")
+        write(axes, (left + x + width) / 2, y + height + LINE * (line + 0.7), note)
     for lead in tensor.leads():
         _panel(axes, tensor, lead, left, y, lengths[wide] / wide, lengths[high] / high)
         left += lengths[wide] + GAP
 
 
-def _panel(axes: Axes, tensor: Blocks, lead: tuple[Range, ...], x: float, y: float, across: float, down: float) -> None:
+def _panel(axes: Axes, tensor: Blocks, lead: tuple[Range, ...], x: float, y: float, across: float,
+           down: float) -> None:
     """The blocks with the same leading ranges; an element is `across` x `down` inches."""
     for block, ranks in tensor.layout.holders().items():
         if block[:-2] == lead:
@@ -201,16 +205,17 @@ def _pile(axes: Axes, box: tuple[float, float, float, float], ranks: Sequence[in
     width, height = width - lean * (len(ranks) - 1), height - lean * (len(ranks) - 1)
     for depth in reversed(range(len(ranks))):
         corner = (x + lean * depth, y + lean * (len(ranks) - 1 - depth))
-        axes.add_patch(card(corner, width, height, ranks[depth]))
+        axes.add_artist(card(corner, width, height, ranks[depth]))
+    x, y = corner
     colour, (rows, columns) = rank_colour(ranks[0]), elements
     grid = dict(color=ink_on(colour), alpha=0.25, linewidth=0.6)
-    axes.hlines([corner[1] + height * i / rows for i in range(1, rows)], corner[0], corner[0] + width, **grid)
-    axes.vlines([corner[0] + width * i / columns for i in range(1, columns)], corner[1], corner[1] + height, **grid)
+    axes.hlines([y + height * i / rows for i in range(1, rows)], x, x + width, **grid)
+    axes.vlines([x + width * i / columns for i in range(1, columns)], y, y + height, **grid)
     names = ranks_text(ranks)
     names = names if width > 0.085 * len(names) else names.split(" ", 1)[1]
     label = f"{names}\n{shape}" if height > 0.38 and width > 0.085 * len(shape) else names
-    axes.text(corner[0] + width / 2, corner[1] + height / 2, label, size=9.5, color=ink_on(colour), ha="center",
-              va="center", linespacing=1.2, bbox=dict(facecolor=colour, edgecolor="none", pad=1.5))
+    write(axes, x + width / 2, y + height / 2, label, color=ink_on(colour), linespacing=1.2,
+          bbox=dict(facecolor=colour, edgecolor="none", pad=1.5))
 
 
 def card(at: tuple[float, float], width: float, height: float, rank: int) -> Rectangle:

@@ -1,8 +1,8 @@
 """A simulator of collectives: what each rank holds before and after every step, in symbols that cannot lie.
 
-Rank 2's contribution to chunk `b` of a message is the term b2, and a sum is the tuple of its terms. A schedule only says
-which rank sends which chunk to whom in a step; what everyone then holds follows. Ranks that have passed a partial sum on
-are shown without it, though in memory its stale bytes may remain.
+Rank 2's contribution to chunk `b` of a message is the term b2, and a sum is the tuple of its terms. A schedule
+only says which rank sends which chunk to whom in a step; what everyone then holds follows. Ranks that have
+passed on a partial sum are shown without it, though in memory its stale bytes may remain.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Holds = tuple[tuple[Cell, ...], ...]  # [rank][slot]
 
 @dataclass(frozen=True)
 class Move:
-    """In one step, `source` sends what it holds in `slot` to `target`, which adds it to what is in its slot."""
+    """In one step, `source` sends what it holds in `slot` to `target`, which adds it to its `to_slot`."""
 
     source: int
     target: int
@@ -45,7 +45,7 @@ class Simulation:
     frames: tuple[Frame, ...]
 
     def sent(self) -> list[Fraction]:
-        """What each rank sends, in messages; the message is all the slots of one rank, wherever they are filled."""
+        """What each rank sends, in messages; a message is all the slots of one rank, filled or not."""
         slots = len(self.frames[0].holds[0])
         moves = [move for frame in self.frames for move in frame.moves]
         return [Fraction(sum(move.source == rank for move in moves), slots) for rank in range(self.ranks)]
@@ -55,12 +55,12 @@ def simulate(name: str, ranks: int) -> Simulation:
     """Run one collective, `name` from `COLLECTIVES`, on `ranks` ranks.
 
     Raises:
-        ValueError: a name that is not there, or fewer than one rank.
+        ValueError: a name that is not there, fewer than 1 or more than 26 ranks.
     """
     if name not in COLLECTIVES:
         raise ValueError(f"no collective {name!r}; there are {', '.join(COLLECTIVES)}")
-    if ranks < 1:
-        raise ValueError(f"ranks={ranks}, but a collective needs at least 1 rank")
+    if not 1 <= ranks <= 26:
+        raise ValueError(f"ranks={ranks}, but chunks are named by letters, so 1 to 26 ranks can be drawn")
     start, schedule = COLLECTIVES[name]
     steps = [step for step in schedule(ranks) if step]
     holds, frames = start(ranks), []
@@ -123,7 +123,8 @@ def _broadcast(n: int) -> list[list[Move]]:
 
 def _reduce(n: int) -> list[list[Move]]:
     """The chain backward: sums travel from the last rank to rank 0."""
-    return [[give(r, r - 1, t - (n - 1 - r)) for r in range(1, n) if 0 <= t - (n - 1 - r) < n] for t in range(2 * n - 2)]
+    hops = [(r, n - 1 - r) for r in range(1, n)]
+    return [[give(r, r - 1, t - hop) for r, hop in hops if 0 <= t - hop < n] for t in range(2 * n - 2)]
 
 
 def _scatter(n: int) -> list[list[Move]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# The eight colours of M. Okabe and K. Ito, "Color Universal Design" (2008), told apart with every common colour vision.
-# Ordered so that the first four, which most lessons use, lie furthest from each other.
+# The eight colours of M. Okabe and K. Ito, "Color Universal Design" (2008), made to be told apart with every
+# common kind of colour vision. tests/show/test_colours.py measures how far apart they stay.
 PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#000000")
 HATCHES = ("", "//", "..", "xx")
 

@@ -12,8 +12,12 @@ from tpcourse.show.colours import INK
 from tpcourse.show.figure import Picture, chart
 
 # Each curve is thinner and darker than the one under it, so that curves which coincide are all seen.
-PENS = (dict(color="#C4C4C4", linewidth=7, solid_capstyle="round"), dict(color=INK, linewidth=1.6),
-        dict(color="#D55E00", linewidth=1.6, linestyle="--"), dict(color="#0072B2", linewidth=1.6, linestyle=":"))
+PENS = (
+    dict(color="#C4C4C4", linewidth=7, solid_capstyle="round"),
+    dict(color=INK, linewidth=1.6),
+    dict(color="#8C8C8C", linewidth=1.6, linestyle="--"),
+    dict(color=INK, linewidth=1.6, linestyle=":"),
+)
 
 
 def curves(values: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title: str) -> Picture:
@@ -47,7 +51,7 @@ def time_against_bytes(points: Iterable[tuple[float, float]], fit: tuple[float, 
 
     Args:
         points: (bytes, seconds) of each measurement.
-        fit: alpha in seconds and beta in seconds per byte; the level part of the line is alpha, its slope beta.
+        fit: alpha in seconds and beta in seconds per byte, as `tpcourse.measure.fit_alpha_beta` returns them.
         title: what stands above the figure.
     """
     sizes, seconds = np.array(sorted(points), dtype=float).T
@@ -60,7 +64,7 @@ def time_against_bytes(points: Iterable[tuple[float, float]], fit: tuple[float, 
     if fit is not None:
         alpha, beta = fit
         line = np.geomspace(sizes[0], sizes[-1], 200)
-        words.append(f"fit: α = {_time(alpha)}, 1/β = {1 / beta / 1e9:.3g} GB/s" if beta > 0 else f"fit: α = {_time(alpha)}")
+        words.append(f"fit: α = {_time(alpha)}, β = {beta * 1e9:.3g} ns/byte")
         axes.plot(line, alpha + beta * line, color="#8C8C8C", linewidth=4, label=words[-1])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -1,10 +1,11 @@
-"""A figure that shows itself as the last value of a cell: a small PNG, alt text, and words where there are no images."""
+"""A figure that shows itself as a cell's last value: a small PNG, and words where there are no images."""
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -16,9 +17,10 @@ PIXELS_PER_INCH = 100  # on screen; the PNG holds twice as many, for screens tha
 class Drawing:
     """What every drawing of the course can do: become a PNG, and display itself in a notebook.
 
-    A subclass has a `title`, an `alt` text that says in words what the drawing shows, and a method `figure()`. The
-    cell's stored output holds the PNG (with the alt text in its metadata, where nbconvert looks for it) and, as plain
-    text, title and alt text: what nbval compares, and what a reader without images gets.
+    A subclass has a `title`, an `alt` text that says in words what the drawing shows, and a method
+    `figure()`. The cell's stored output holds the PNG (with the alt text in its metadata, where nbconvert
+    looks for it) and, as plain text, title and alt text: what nbval compares, and what a reader without
+    images gets.
     """
 
     title: str
@@ -56,7 +58,7 @@ class Picture(Drawing):
         return self.made
 
 
-def canvas(width: float, height: float):
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     """An empty figure of `width` x `height` inches and one axes over all of it, in inches, y downwards."""
     figure = Figure(figsize=(width, height), facecolor=PAPER)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
@@ -64,7 +66,12 @@ def canvas(width: float, height: float):
     return figure, axes
 
 
-def chart(width: float, height: float, title: str, xlabel: str, ylabel: str):
+def write(axes: Axes, x: float, y: float, text: str, size: float = 9.5, **style) -> None:
+    """Text centred on a point, unless `style` says otherwise."""
+    axes.text(x, y, text, **{"size": size, "color": INK, "ha": "center", "va": "center", **style})
+
+
+def chart(width: float, height: float, title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     """A figure of `width` x `height` inches with one pair of labelled axes and a quiet grid."""
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)

@@ -1,4 +1,4 @@
-"""Which rank holds which block of a tensor, as plain data: described, read from a DTensor, or found in real shards."""
+"""Which rank holds which block of a tensor, as plain data: described, read from a DTensor, or found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Split = dict[int, "str | tuple[str, ...]"]
 class Layout:
     """The block of each rank: `blocks[rank][dim]` is (start, stop) in the tensor of `shape`.
 
-    Plain data, so a rank can return it. `mesh` maps each mesh dimension's name to its size, the last varying fastest.
+    Plain data, so a rank can return it. `mesh` maps each mesh dimension's name to its size, the last varying
+    fastest.
     """
 
     shape: tuple[int, ...]
@@ -41,10 +42,11 @@ class Layout:
 
 
 def describe(shape: Sequence[int], mesh: dict[str, int], split: Split | None = None) -> Layout:
-    """The layout of a tensor whose dimension `d` is split over mesh dimension(s) `split[d]`, as `torch.tensor_split` does.
+    """The layout of a tensor whose dimension d is split over mesh dimension(s) `split[d]`.
 
-    Blocks of one dimension differ by at most one element, the larger ones first. With several mesh dimensions, each
-    splits what the one before it left. Mesh dimensions that split nothing hold copies.
+    Blocks of one dimension differ by at most one element, the larger ones first, as `torch.tensor_split`
+    makes them. With several mesh dimensions, each splits what the one before it left. Mesh dimensions that
+    split nothing hold copies.
 
     Raises:
         ValueError: a tensor dimension or mesh dimension that is not there, or a mesh dimension used twice.
@@ -53,23 +55,23 @@ def describe(shape: Sequence[int], mesh: dict[str, int], split: Split | None = N
     used = [name for names in axes.values() for name in names]
     for dim in axes:
         if not 0 <= dim < len(shape):
-            raise ValueError(f"split names dimension {dim}, but shape {tuple(shape)} has dimensions 0 to {len(shape) - 1}")
+            raise ValueError(f"split names dimension {dim}; shape {tuple(shape)} has 0 to {len(shape) - 1}")
     for name in used:
         if name not in mesh:
-            raise ValueError(f"split names mesh dimension {name!r}, but the mesh has {', '.join(map(repr, mesh))}")
+            raise ValueError(f"split names mesh dimension {name!r}; the mesh has {', '.join(mesh)}")
         if used.count(name) > 1:
             raise ValueError(f"mesh dimension {name!r} splits two dimensions; it can split only one")
     return _cut(tuple(shape), dict(mesh), axes, _even)
 
 
 def layout(tensor: Any) -> Layout:
-    """The layout of a real DTensor, to be called on a rank, which returns it: `show.blocks(outs[0])` then draws it.
+    """The layout of a real DTensor; a rank calls and returns it, and `show.blocks(outs[0])` draws it.
 
     Args:
-        tensor: a DTensor whose placements are `Shard` or `Replicate`; DTensor's uneven blocks are `torch.chunk`'s.
+        tensor: a DTensor whose placements are `Shard` or `Replicate`; its uneven blocks are `torch.chunk`'s.
 
     Raises:
-        ValueError: another placement, or a rank whose local tensor is not the block that its placements promise.
+        ValueError: another placement, or a local tensor that is not the block which the placements promise.
     """
     sizes, names = tensor.device_mesh.shape, tensor.device_mesh.mesh_dim_names
     names = names or tuple(f"dim{i}" for i in range(len(sizes)))
@@ -78,14 +80,14 @@ def layout(tensor: Any) -> Layout:
         if type(placement) is torch.distributed.tensor.Shard:
             axes[placement.dim] = axes.get(placement.dim, ()) + (name,)
         elif not placement.is_replicate():
-            raise ValueError(f"placement {placement} of mesh dimension {name!r} is neither Shard nor Replicate")
+            raise ValueError(f"placement {placement} over {name!r} is neither Shard nor Replicate")
     found = _cut(tuple(tensor.shape), dict(zip(names, sizes)), axes, _chunked)
     flat = 0
     for size, coordinate in zip(sizes, tensor.device_mesh.get_coordinate()):
         flat = flat * size + coordinate
     promised, local = tuple(b - a for a, b in found.blocks[flat]), tuple(tensor.to_local().shape)
     if promised != local:
-        raise ValueError(f"the local tensor has shape {local}, but placements {tensor.placements} promise {promised}")
+        raise ValueError(f"the local tensor has shape {local}; {tensor.placements} promise {promised}")
     return found
 
 
@@ -114,7 +116,8 @@ def _place(full: torch.Tensor, part: torch.Tensor, rank: int) -> tuple[Range, ..
         block = tuple((start, start + size) for start, size in zip(corner[0].tolist(), part.shape))
         if torch.equal(full[tuple(slice(*edge) for edge in block)], part):
             return block
-    raise ValueError(f"rank {rank}'s part of shape {tuple(part.shape)} is no block of the tensor of shape {tuple(full.shape)}")
+    shapes = f"shape {tuple(part.shape)}, is no block of the full tensor, shape {tuple(full.shape)}"
+    raise ValueError(f"rank {rank}'s part, {shapes}")
 
 
 def _cut(shape: tuple[int, ...], mesh: dict[str, int], axes: dict[int, tuple[str, ...]],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class FilmSlider:
-    """A film strip and the widget that shows its frames; displays as the widget, or in words where there is none."""
+    """A film strip and the widget that shows its frames; where there are no widgets, one sentence."""
 
     strip: FilmStrip
     widget: Widget
@@ -35,9 +35,9 @@ def collective_slider(name: str, ranks: int = 4) -> FilmSlider:
 
     strip = collective(name, ranks)
     width, height = (round(PIXELS_PER_INCH * inches) for inches in strip.frame_size)
-    window = dict(width=f"{width}px", height=f"{height}px", max_width="none", overflow="hidden", object_fit="cover",
-                  object_position="0 0px")
-    reel = ipywidgets.Image(value=strip.reel().png(), format="png", layout=window)  # sent once, then only moved
+    window = dict(width=f"{width}px", height=f"{height}px", max_width="none", overflow="hidden",
+                  object_fit="cover", object_position="0 0px")  # the image is sent once and then only moved
+    reel = ipywidgets.Image(value=strip.reel().png(), format="png", layout=window)
     slider = ipywidgets.IntSlider(0, 0, len(strip.frames) - 1, description="step")
 
     def wind(change):

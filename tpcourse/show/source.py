@@ -1,4 +1,4 @@
-"""The live source of an object, highlighted: lessons show the package's code as it is, never a pasted copy."""
+"""The live source of an object, highlighted: lessons show the package's code as it is, never a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 class Source:
     """Source text and where it stands, which a notebook shows as a highlighted block of code with a caption.
 
-    The block is Markdown, so JupyterLab, GitHub and nbconvert each colour it in their own theme, light or dark.
+    The block is Markdown, so JupyterLab and nbconvert each colour it in their own theme, light or dark.
     """
 
     text: str
@@ -44,7 +44,8 @@ def source(thing: Any, docstring: bool = True) -> Source:
     thing = inspect.unwrap(thing) if callable(thing) else thing
     lines, first = inspect.getsourcelines(thing)
     text = textwrap.dedent("".join(lines)).rstrip()
-    return Source(text if docstring else _without_docstrings(text), _caption(thing, max(first, 1), len(lines)))
+    text = text if docstring else _without_docstrings(text)
+    return Source(text, _caption(thing, max(first, 1), len(lines)))
 
 
 def _caption(thing: Any, first: int, count: int) -> str:
@@ -58,11 +59,12 @@ def _caption(thing: Any, first: int, count: int) -> str:
 
 
 def _without_docstrings(text: str) -> str:
-    lines = text.splitlines()
+    lines: list[str | None] = list(text.splitlines())
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)) and len(node.body) > 1:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)):
+            continue
+        if ast.get_docstring(node) is not None and len(node.body) > 1:
             first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
-                stop = first.end_lineno + (not lines[first.end_lineno])  # with the empty line that follows it
-                lines[first.lineno - 1:stop] = [None] * (stop - first.lineno + 1)
+            stop = first.end_lineno + (not lines[first.end_lineno])  # with the empty line that follows it
+            lines[first.lineno - 1:stop] = [None] * (stop - first.lineno + 1)
     return "\n".join(line for line in lines if line is not None).strip("\n")

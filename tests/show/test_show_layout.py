@@ -1,0 +1,109 @@
+"""A layout says what torch really does: tensor_split's blocks, a DTensor's, or where given shards lie."""
+
+import pickle
+
+import pytest
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import tpcourse as tp
+from tpcourse import show
+from tpcourse.show.layout import describe
+
+FULL = torch.arange(7 * 10 * 3, dtype=torch.float64).view(7, 10, 3)
+
+
+def cut(full, block):
+    return full[tuple(slice(*edge) for edge in block)]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_split_is_tensor_split(dim, parts):
+    found = describe(FULL.shape, {"tp": parts}, {dim: "tp"})
+    for block, expected in zip(found.blocks, FULL.tensor_split(parts, dim), strict=True):
+        assert torch.equal(cut(FULL, block), expected)
+
+
+def test_three_mesh_dimensions_split_copy_and_nest():
+    found = describe(FULL.shape, {"pp": 2, "dp": 2, "tp": 3}, {1: ("tp", "dp")})
+    expected = [FULL.tensor_split(3, 1)[t].tensor_split(2, 1)[d] for _ in range(2) for d in range(2) for t in range(3)]
+    for block, part in zip(found.blocks, expected, strict=True):
+        assert torch.equal(cut(FULL, block), part)
+    assert sorted(found.holders().values()) == [[rank, rank + 6] for rank in range(6)]
+
+
+@pytest.fixture(scope="module")
+def world():
+    with tp.World(mesh={"dp": 2, "tp": 2}) as world:
+        yield world
+
+
+def shard(mesh, full, placements):
+    tensor = distribute_tensor(full, mesh, placements)
+    return show.layout(tensor), tensor.to_local()
+
+
+PLACEMENTS = [
+    [Replicate(), Replicate()], [Replicate(), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(1)],
+    [Shard(1), Shard(1)], [Shard(2), Shard(0)], [Shard(2), Shard(2)],
+]
+
+
+@pytest.mark.parametrize("placements", PLACEMENTS, ids=str)
+def test_layout_of_a_dtensor_is_what_ranks_hold(world, placements):
+    outs = world.run(shard, FULL, placements)
+    assert all(layout == outs[0][0] for layout, _ in outs)
+    layout, parts = outs[0][0], [part for _, part in outs]
+    assert layout.mesh == {"dp": 2, "tp": 2} and layout.shape == FULL.shape
+    for block, part in zip(layout.blocks, parts, strict=True):
+        assert torch.equal(cut(FULL, block), part)
+    located = show.locate(FULL, parts, mesh={"dp": 2, "tp": 2})
+    assert located.holders() == layout.holders() and located.empty_ranks() == layout.empty_ranks()
+
+
+def test_a_partial_dtensor_is_refused(world):
+    def partial(mesh):
+        from torch.distributed.tensor import DTensor
+
+        tensor = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate(), Partial()])
+        with pytest.raises(ValueError, match="'tp' is neither Shard nor Replicate"):
+            show.layout(tensor)
+
+    world.run(partial)
+
+
+def test_layouts_are_plain_data():
+    layout = describe((6, 8), {"tp": 4}, {1: "tp"})
+    assert pickle.loads(pickle.dumps(layout)) == layout
+
+
+def test_empty_ranks():
+    layout = describe((3, 5), {"tp": 4}, {0: "tp"})
+    assert layout.empty_ranks() == [3] and [3] not in layout.holders().values()
+
+
+@pytest.mark.parametrize("split, message", [
+    ({2: "tp"}, r"dimension 2; shape \(4, 6\) has 0 to 1"),
+    ({0: "pp"}, "'pp'; the mesh has dp, tp"),
+    ({0: "tp", 1: "tp"}, "'tp' splits two dimensions"),
+])
+def test_bad_descriptions(split, message):
+    with pytest.raises(ValueError, match=message):
+        show.blocks(shape=(4, 6), mesh={"dp": 2, "tp": 2}, split=split)
+
+
+def test_blocks_needs_something_to_draw():
+    with pytest.raises(ValueError, match="a layout, or shape= and mesh="):
+        show.blocks(shape=(4, 6))
+
+
+@pytest.mark.parametrize("part", [FULL[:2, :3] + 1000, FULL[0], FULL[::2], FULL[:2, :3].flip(0), FULL[5:6].repeat(2, 1, 1)])
+def test_parts_that_are_no_block(part):
+    with pytest.raises(ValueError, match="rank 1's part"):
+        show.locate(FULL, [FULL, part])
+
+
+def test_repeating_values_have_no_place():
+    with pytest.raises(ValueError, match="torch.arange"):
+        show.locate(torch.ones(4), [torch.ones(2)])
