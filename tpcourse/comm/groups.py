@@ -59,10 +59,10 @@ def even_sizes(n: int, group: Group, what: str, also: str = "") -> list[int]:
     """
     size = group_size(group)
     if n % size:
-        divisors = [d for d in range(1, n + 1) if n % d == 0]
-        nearest = [d for d in divisors if d < size][-1:] + [d for d in divisors if d > size][:1]
+        fewer = [d for d in range(1, size) if n % d == 0][-1:]
+        more = [d for d in range(size + 1, min(n, 4 * size) + 1) if n % d == 0][:1]
         raise ValueError(f"{what} is not divisible by {describe(group)}; pad to {n + -n % size} or use "
-                         f"{' or '.join(map(str, nearest))} ranks{also}")
+                         f"{' or '.join(map(str, fewer + more))} ranks{also}")
     return [n // size] * size
 
 
@@ -103,5 +103,5 @@ def check_rank(rank: int, group: Group, other: bool = False) -> int:
         raise ValueError(f"rank {rank} is not one of {describe(group)}; count within the group, 0 to {last}")
     if other and rank == group_rank(group):
         raise ValueError(f"rank {rank} of {describe(group)} cannot send to or receive from itself; "
-                         f"name another")
+                         "name another")
     return rank

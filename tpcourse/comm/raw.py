@@ -1,8 +1,7 @@
 """The collectives without autograd, made safe: any strides, any dimension, and the input is never changed.
 
-gloo silently returns wrong data for tensors that are not contiguous, so torch.distributed gets contiguous
-ones only. Shards of different sizes travel padded to the longest. `tpcourse.comm.functions` documents the
-arguments.
+torch.distributed gets contiguous tensors only: where strides differ between ranks, gloo returns wrong data in
+silence. Shards of different sizes travel padded to the longest. `functions` documents the arguments.
 """
 
 from collections.abc import Sequence
