@@ -138,7 +138,7 @@ def test_the_table_links_lessons_in_order_and_their_exercises(course):
     (cell,) = nbformat.read(course.root / "notebooks" / START, 4).cells
     assert cell.source.splitlines()[2:] == [
         "| 01 | [One](01_one.ipynb) | do a thing | 7 |  |",
-        "| 02 | [Two](02_two.ipynb) | do a thing | 9 | [do them](../exercises/02_two/02_two.ipynb) |"]
+        "| 02 | [Two](02_two.ipynb) | do a thing | 9 | [open](../exercises/02_two/02_two.ipynb) |"]
 
 
 def test_a_lesson_that_does_not_say_what_it_teaches_is_refused(course):

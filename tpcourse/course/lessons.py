@@ -57,9 +57,7 @@ def table(root: Path) -> str:
     rows = ["| | lesson | you will be able to | minutes | exercises |", "|:--|:--|:--|--:|:--|"]
     for lesson in lessons(root):
         exercises = sorted((root / "exercises").glob(f"{lesson.number}_*/*.ipynb"))
-        exercises += sorted((root / "exercises").glob(f"{lesson.number}_*.ipynb"))
-        links = ", ".join(f"[{'do them' if len(exercises) == 1 else path.stem}](../{path.relative_to(root).as_posix()})"
-                          for path in exercises)
+        links = ", ".join(f"[open](../{path.relative_to(root).as_posix()})" for path in exercises)
         rows.append(f"| {lesson.number} | [{lesson.title}]({lesson.path.name}) | {lesson.teaches} | {lesson.minutes} | {links} |")
     return "\n".join(rows)
 
