@@ -1,4 +1,4 @@
-"""The simulator ends in the collective's definition, in the least number of steps, with the bytes that measure counts."""
+"""The simulator ends in the definition, in the steps it should take, with the bytes that measure counts."""
 
 from collections import Counter
 
@@ -32,9 +32,15 @@ DEFINITIONS = {
     "ring_shift": lambda n: tuple((((0, (r - 1) % n),),) for r in range(n)),
 }
 STEPS = {
-    "broadcast": lambda n: 2 * (n - 1), "reduce": lambda n: 2 * (n - 1), "all_reduce": lambda n: 2 * (n - 1),
-    "scatter": lambda n: n - 1, "gather": lambda n: n - 1, "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: n - 1, "send_recv": lambda n: int(n > 1), "ring_shift": lambda n: int(n > 1),
+    "broadcast": lambda n: 2 * (n - 1),
+    "reduce": lambda n: 2 * (n - 1),
+    "all_reduce": lambda n: 2 * (n - 1),
+    "scatter": lambda n: n - 1,
+    "gather": lambda n: n - 1,
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: n - 1,
+    "send_recv": lambda n: int(n > 1),
+    "ring_shift": lambda n: int(n > 1),
     "all_to_all": lambda n: (1 << (n - 1).bit_length()) - 1,  # n - 1 where n is a power of two
 }
 
@@ -63,7 +69,8 @@ def test_each_step_moves_what_is_there_over_one_port(name, n):
 def test_sends_what_measure_counts(name, n):
     sent = simulate(name, n).sent()
     assert [float(part) * 240 for part in sent] == pytest.approx(
-        [wire_bytes(name, 240, n, from_root=rank) for rank in range(n)])
+        [wire_bytes(name, 240, n, from_root=rank) for rank in range(n)]
+    )
 
 
 def test_bad_names_and_sizes():

@@ -17,22 +17,38 @@ from tpcourse.measure import Row, Table
 from tpcourse.show.collectives import COLLECTIVES
 
 X = show.blocks(shape=(4, 6), mesh={"tp": 4}, title="X", rows="tokens n", columns="in_features k")
-A = show.blocks(shape=(6, 8), mesh={"tp": 4}, split={1: "tp"}, title="A", rows="in_features k", columns="out_features m")
-Y = show.blocks(shape=(4, 8), mesh={"tp": 4}, split={1: "tp"}, title="Y", rows="tokens n", columns="out_features m")
-BOOK = Table([Row("all_reduce", "tp", 4, 2, 3000, 4500, "forward"), Row("all_gather", "dp", 2, 1, 8192, 4096, "forward"),
-              Row("all_reduce", "tp", 4, 2, 3000, 4500, "backward"), Row("all_reduce", "tp", 4, 1, 6e6, 9e6, "recomputation")])
+A = show.blocks(
+    shape=(6, 8), mesh={"tp": 4}, split={1: "tp"}, title="A", rows="in_features k", columns="out_features m"
+)
+Y = show.blocks(
+    shape=(4, 8), mesh={"tp": 4}, split={1: "tp"}, title="Y", rows="tokens n", columns="out_features m"
+)
+BOOK = Table(
+    [
+        Row("all_reduce", "tp", 4, 2, 3000, 4500, "forward"),
+        Row("all_gather", "dp", 2, 1, 8192, 4096, "forward"),
+        Row("all_reduce", "tp", 4, 2, 3000, 4500, "backward"),
+        Row("all_reduce", "tp", 4, 1, 6e6, 9e6, "recomputation"),
+    ]
+)
 DRAWINGS = {
     "equation": show.equation([X, "·", A, "=", Y]),
-    "vector": show.blocks(shape=(8,), mesh={"tp": 4}, split={0: "tp"}, title="bias", columns="out_features m"),
+    "vector": show.blocks(
+        shape=(8,), mesh={"tp": 4}, split={0: "tp"}, title="bias", columns="out_features m"
+    ),
     "scalar": show.blocks(shape=(), mesh={"tp": 2}, title="the loss, a number on every rank"),
     "16 ranks": show.blocks(shape=(64, 64), mesh={"a": 4, "b": 4}, split={0: "a", 1: "b"}, title="W"),
-    "piles": show.blocks(shape=(4096, 16384), mesh={"pp": 2, "dp": 2, "tp": 2}, split={0: "dp", 1: "tp"}, title="W"),
+    "piles": show.blocks(
+        shape=(4096, 16384), mesh={"pp": 2, "dp": 2, "tp": 2}, split={0: "dp", 1: "tp"}, title="W"
+    ),
     "many copies": show.blocks(shape=(4, 6), mesh={"dp": 32}, title="X"),
-    "batch": show.blocks(shape=(4, 6, 8), mesh={"dp": 2, "tp": 2}, split={0: "dp", 2: "tp"}, title="X", rows="s"),
+    "batch": show.blocks(
+        shape=(4, 6, 8), mesh={"dp": 2, "tp": 2}, split={0: "dp", 2: "tp"}, title="X", rows="s"
+    ),
     "empty rank": show.blocks(shape=(3, 5), mesh={"tp": 4}, split={0: "tp"}, title="W", columns="columns"),
     "ledger": show.ledger(BOOK, BOOK),
     "curves": show.curves({"dense": [3, 2, 1], "4 ranks": [3, 2, 1]}, "step", "loss (nats)", "Loss"),
-    "time": show.time_against_bytes([(2 ** k, 1e-4 + 2 ** k * 1e-9) for k in range(8, 26, 2)], (1e-4, 1e-9)),
+    "time": show.time_against_bytes([(2**k, 1e-4 + 2**k * 1e-9) for k in range(8, 26, 2)], (1e-4, 1e-9)),
     **{f"{name} {ranks}": show.collective(name, ranks) for name in COLLECTIVES for ranks in (2, 4)},
     "all_reduce 1": show.collective("all_reduce", 1),
     "reduce_scatter 5": show.collective("reduce_scatter", 5),
@@ -61,7 +77,9 @@ def test_no_text_is_cut_or_written_over(name):
         assert not box.overlaps(second), f"{one.get_text()!r} lies over {other.get_text()!r}"
 
 
-@pytest.mark.parametrize("name", ["equation", "16 ranks", "ledger", "curves", "time", "all_reduce 4", "broadcast 4"])
+@pytest.mark.parametrize(
+    "name", ["equation", "16 ranks", "ledger", "curves", "time", "all_reduce 4", "broadcast 4"]
+)
 def test_output_is_small_and_speaks(name):
     drawing = DRAWINGS[name]
     data, metadata = drawing._repr_mimebundle_()
@@ -75,7 +93,7 @@ def test_output_is_small_and_speaks(name):
 def test_png_is_reproducible_and_keeps_the_colours():
     png = DRAWINGS["16 ranks"].png()
     assert png == DRAWINGS["16 ranks"].png()
-    pixels = Image.open(io.BytesIO(png)).convert("RGB").getcolors(2 ** 24)
+    pixels = Image.open(io.BytesIO(png)).convert("RGB").getcolors(2**24)
     assert {show.rank_colour(rank) for rank in range(8)} <= {"#%02X%02X%02X" % colour for _, colour in pixels}
 
 
@@ -102,7 +120,9 @@ def test_cards_lie_where_the_elements_are():
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_cell_has_a_stripe_for_each_term(name):
     strip = show.collective(name, 3)
-    terms = Counter(rank for frame in strip.frames for slots in frame.holds for cell in slots for _, rank in cell)
+    terms = Counter(
+        rank for frame in strip.frames for slots in frame.holds for cell in slots for _, rank in cell
+    )
     headers = len(strip.frames)  # a bar of its colour above each rank in each frame
     assert cards(strip.figure()) == {show.rank_colour(rank): terms[rank] + headers for rank in range(3)}
 
@@ -111,17 +131,22 @@ def test_words_name_every_block_and_state():
     assert "ranks 0–3: [0:4, 0:6]" in X.alt and "rank 3: [0:6, 6:8]" in A.alt
     assert "rank 3: nothing" in DRAWINGS["empty rank"].alt
     assert "after step 1, the last: a0+a1 - | - b0+b1" in show.collective("reduce_scatter", 2).alt
-    assert show.collective("all_reduce", 4).summary.startswith("6 steps. Sent by each rank: 3/2 of a message.")
+    assert show.collective("all_reduce", 4).summary.startswith(
+        "6 steps. Sent by each rank: 3/2 of a message."
+    )
     assert "ranks 0–2: one message, by rank 3: nothing" in show.collective("broadcast", 4).summary
 
 
 def test_bars_are_the_wire_bytes():
     axes = show.ledger(BOOK, Table(BOOK.calls[:1])).figure().axes[0]
-    widths = [bar.get_width() * 1024 ** 2 for bar in axes.patches]
+    widths = [bar.get_width() * 1024**2 for bar in axes.patches]
     assert widths == pytest.approx([4500, 4500, 4500, 0, 9e6, 0, 4096, 0])  # measured, predicted; in MiB
     assert len({bar.get_hatch() for bar in axes.patches[::2]}) == 3  # three phases
     assert "bytes sent (MiB)" == axes.get_xlabel()
-    assert "all_reduce over tp (4 ranks), backward: 4.39 KiB, predicted 0 B" in show.ledger(BOOK, Table(BOOK.calls[:1])).alt
+    assert (
+        "all_reduce over tp (4 ranks), backward: 4.39 KiB, predicted 0 B"
+        in show.ledger(BOOK, Table(BOOK.calls[:1])).alt
+    )
 
 
 def test_an_empty_ledger_is_an_error():
@@ -129,8 +154,17 @@ def test_an_empty_ledger_is_an_error():
         show.ledger(Table())
 
 
-@pytest.mark.parametrize("count, text", [(0, "0 B"), (512, "512 B"), (1024, "1 KiB"), (1536, "1.5 KiB"),
-                                         (24 * 2 ** 20, "24 MiB"), (3 * 2 ** 50, "3,072 TiB")])
+@pytest.mark.parametrize(
+    "count, text",
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (24 * 2**20, "24 MiB"),
+        (3 * 2**50, "3,072 TiB"),
+    ],
+)
 def test_bytes_text(count, text):
     assert show.bytes_text(count) == text
 
@@ -156,7 +190,9 @@ def test_the_slider_moves_one_reel_past_its_window():
 
 
 def test_show_leaves_pyplot_and_widgets_alone():
-    code = "import sys; from tpcourse import show; show.collective('all_gather', 2).png(); " \
-           "print([name for name in ('matplotlib.pyplot', 'ipywidgets') if name in sys.modules])"
+    code = (
+        "import sys; from tpcourse import show; show.collective('all_gather', 2).png(); "
+        "print([name for name in ('matplotlib.pyplot', 'ipywidgets') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr

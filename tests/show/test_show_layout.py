@@ -27,7 +27,9 @@ def test_split_is_tensor_split(dim, parts):
 
 def test_three_mesh_dimensions_split_copy_and_nest():
     found = describe(FULL.shape, {"pp": 2, "dp": 2, "tp": 3}, {1: ("tp", "dp")})
-    expected = [FULL.tensor_split(3, 1)[t].tensor_split(2, 1)[d] for _ in range(2) for d in range(2) for t in range(3)]
+    expected = [
+        FULL.tensor_split(3, 1)[t].tensor_split(2, 1)[d] for _ in range(2) for d in range(2) for t in range(3)
+    ]
     for block, part in zip(found.blocks, expected, strict=True):
         assert torch.equal(cut(FULL, block), part)
     assert sorted(found.holders().values()) == [[rank, rank + 6] for rank in range(6)]
@@ -45,8 +47,13 @@ def shard(mesh, full, placements):
 
 
 PLACEMENTS = [
-    [Replicate(), Replicate()], [Replicate(), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(1)],
-    [Shard(1), Shard(1)], [Shard(2), Shard(0)], [Shard(2), Shard(2)],
+    [Replicate(), Replicate()],
+    [Replicate(), Shard(1)],
+    [Shard(0), Replicate()],
+    [Shard(0), Shard(1)],
+    [Shard(1), Shard(1)],
+    [Shard(2), Shard(0)],
+    [Shard(2), Shard(2)],
 ]
 
 
@@ -83,22 +90,27 @@ def test_empty_ranks():
     assert layout.empty_ranks() == [3] and [3] not in layout.holders().values()
 
 
-@pytest.mark.parametrize("split, message", [
-    ({2: "tp"}, r"dimension 2; shape \(4, 6\) has 0 to 1"),
-    ({0: "pp"}, "'pp'; the mesh has dp, tp"),
-    ({0: "tp", 1: "tp"}, "'tp' splits two dimensions"),
-])
+@pytest.mark.parametrize(
+    "split, message",
+    [
+        ({2: "tp"}, r"dimension 2; shape \(4, 6\) has 0 to 1"),
+        ({0: "pp"}, "'pp'; the mesh has dp, tp"),
+        ({0: "tp", 1: "tp"}, "'tp' splits two dimensions"),
+    ],
+)
 def test_bad_descriptions(split, message):
     with pytest.raises(ValueError, match=message):
         show.blocks(shape=(4, 6), mesh={"dp": 2, "tp": 2}, split=split)
 
 
 def test_blocks_needs_something_to_draw():
-    with pytest.raises(ValueError, match="a layout, or shape= and mesh="):
+    with pytest.raises(ValueError, match="either a layout, or shape= and mesh="):
         show.blocks(shape=(4, 6))
 
 
-@pytest.mark.parametrize("part", [FULL[:2, :3] + 1000, FULL[0], FULL[::2], FULL[:2, :3].flip(0), FULL[5:6].repeat(2, 1, 1)])
+@pytest.mark.parametrize(
+    "part", [FULL[:2, :3] + 1000, FULL[0], FULL[::2], FULL[:2, :3].flip(0), FULL[5:6].repeat(2, 1, 1)]
+)
 def test_parts_that_are_no_block(part):
     with pytest.raises(ValueError, match="rank 1's part"):
         show.locate(FULL, [FULL, part])

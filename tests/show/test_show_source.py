@@ -39,29 +39,44 @@ def test_nothing_tells_where_the_package_is_installed(thing):
 
 def test_caption_is_file_and_lines():
     lines, first = inspect.getsourcelines(groups.split_sizes)
-    assert show.source(groups.split_sizes).caption == f"tpcourse/comm/groups.py, lines {first} to {first + len(lines) - 1}"
+    assert (
+        show.source(groups.split_sizes).caption
+        == f"tpcourse/comm/groups.py, lines {first} to {first + len(lines) - 1}"
+    )
     assert show.source(comm).caption.startswith("tpcourse/comm/__init__.py, lines 1 to")
     assert show.source(torch.nn.Linear).caption.startswith("torch/nn/modules/linear.py, lines")
 
 
-@pytest.mark.parametrize("thing", [groups.split_sizes, Drawing, groups, layout_module], ids=lambda thing: thing.__name__)
+@pytest.mark.parametrize(
+    "thing", [groups.split_sizes, Drawing, groups, layout_module], ids=lambda thing: thing.__name__
+)
 def test_without_docstrings_the_code_is_the_same(thing):
     def bare(text):
         tree = ast.parse(text)
         for node in ast.walk(tree):
             if hasattr(node, "body") and isinstance(node.body, list) and len(node.body) > 1:
-                if isinstance(node.body[0], ast.Expr) and isinstance(getattr(node.body[0].value, "value", None), str):
+                if isinstance(node.body[0], ast.Expr) and isinstance(
+                    getattr(node.body[0].value, "value", None), str
+                ):
                     del node.body[0]
         return ast.dump(tree)
 
     short = show.source(thing, docstring=False).text
     assert bare(short) == bare(show.source(thing).text)
-    assert ast.get_docstring(ast.parse(short).body[0] if not inspect.ismodule(thing) else ast.parse(short)) is None
+    assert (
+        ast.get_docstring(ast.parse(short).body[0] if not inspect.ismodule(thing) else ast.parse(short))
+        is None
+    )
 
 
 def test_a_function_from_a_cell():
     code = "def double(x):\n    return 2 * x\n"
-    linecache.cache["/tmp/ipykernel_1/123.py"] = (len(code), None, code.splitlines(keepends=True), "/tmp/ipykernel_1/123.py")
+    linecache.cache["/tmp/ipykernel_1/123.py"] = (
+        len(code),
+        None,
+        code.splitlines(keepends=True),
+        "/tmp/ipykernel_1/123.py",
+    )
     space = {"__name__": "__cell__"}
     exec(compile(code, "/tmp/ipykernel_1/123.py", "exec"), space)
     shown = show.source(space["double"])

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tpcourse.show.colours import FAINT, INK, PAPER, ink_on, rank_colour, rank_hatch
+from tpcourse.show.colours import FAINT, PAPER, ink_on, rank_colour, rank_hatch
 from tpcourse.show.figure import Drawing, canvas, write
 from tpcourse.show.layout import Layout, Range, Split, describe
 
@@ -35,13 +35,11 @@ def blocks(layout: Layout | None = None, *, shape: Sequence[int] | None = None,
     A tensor of more than two dimensions shows as one panel for each block of the leading dimensions.
 
     Raises:
-        ValueError: neither a layout nor shape and mesh, or a split that does not fit them.
+        ValueError: neither or both of a layout and shape with mesh, or a split that does not fit them.
     """
-    if layout is None:
-        if shape is None or mesh is None:
-            raise ValueError("blocks needs a layout, or shape= and mesh=")
-        layout = describe(shape, mesh, split)
-    return Blocks(layout, title, rows, columns)
+    if (layout is None) == (shape is None or mesh is None):
+        raise ValueError("blocks needs either a layout, or shape= and mesh=")
+    return Blocks(layout or describe(shape, mesh, split), title, rows, columns)
 
 
 def equation(parts: Sequence[Blocks | str]) -> Equation:

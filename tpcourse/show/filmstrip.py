@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from tpcourse.show.blocks import card, ranks_text
-from tpcourse.show.colours import FAINT, INK, PAPER, ink_on, rank_colour
 from tpcourse.show.collectives import Cell, Frame, Simulation, simulate
+from tpcourse.show.colours import FAINT, INK, PAPER, ink_on, rank_colour
 from tpcourse.show.figure import Drawing, Picture, canvas, write
 
 WIDTH = 9.4  # inches that a strip may take
