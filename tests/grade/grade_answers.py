@@ -75,6 +75,8 @@ WRONG = [
         ("torch.empty_like(chunks[receive])", "torch.empty(chunks[receive].shape)"),)),
     Wrong("ring_reduce_scatter", "works in float32", "expected dtype torch.float64, got torch.float32", (
         ("x.clone()", "x.float()"),)),
+    Wrong("ring_reduce_scatter", "does not wait", "started send on line 12 and never waited for it", (
+        ("for work in works:\n            work.wait()", "works[1].wait()"),)),
     Wrong("ring_reduce_scatter", "only receives", "Someone waits for a message that nobody sends", (
         ("dist.P2POp(dist.isend, chunks[send], (rank + 1) % n),", ""),)),
     Wrong("ring_reduce_scatter", "calls all_reduce", "your code called all_reduce (line 4)", whole("""

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from grade_answers import with_cell
 
-from tpcourse.grade.confine import protections
+from tpcourse.grade.confine import protections, without
 from tpcourse.grade.grading import Submission
 
 TASK = "ring_all_reduce"
@@ -123,6 +123,27 @@ def test_an_attempt_while_the_cells_are_read(attempt: str, sources):
     notebook, graded = sources[TASK]
     result = grade(notebook, graded, f"{PREPARE[attempt]}\n\ndef ring_all_reduce(x):\n    return x.clone()\n")
     assert not result.passed and result.points == 0 and result.lines
+
+
+@confined
+@pytest.mark.parametrize("way", [
+    "next(c for c in torch.nn.Module.__subclasses__() if c.__module__.startswith('tpcourse'))",
+    "(sys.meta_path.pop(0), [sys.modules.pop(m) for m in list(sys.modules) if m.startswith('tpcourse')], "
+    "importlib.import_module('tpcourse.layers').ColumnParallelLinear)[2]",
+])
+def test_the_packages_own_layer_by_the_back_door(way: str, sources):
+    notebook, graded = sources["ColumnParallelLinear"]
+    text = f"import importlib\nimport sys\n\nColumnParallelLinear = {way}\n"
+    [result] = Submission(with_cell(notebook, graded.task, text), [replace(graded, ranks=(2,))], seed=1).results()
+    assert not result.passed and "Error" in "".join(result.lines)
+
+
+def test_the_package_is_not_readable_where_it_is_installed_among_others(tmp_path):
+    for name in ("site/torch", "site/tpcourse/layers", "bin"):
+        (tmp_path / name).mkdir(parents=True)
+    hidden = str(tmp_path / "site" / "tpcourse")
+    assert set(without(str(tmp_path), hidden)) == {str(tmp_path / "bin"), str(tmp_path / "site" / "torch")}
+    assert without(str(tmp_path / "bin"), hidden) == [str(tmp_path / "bin")]
 
 
 def test_nothing_is_left(sources):

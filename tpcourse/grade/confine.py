@@ -14,6 +14,7 @@ import sys
 
 import torch
 
+COURSE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # the package, which holds the answers
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 READ_FILE, READ_DIR, EXECUTE, WRITE_FILE = 1 << 2, 1 << 3, 1 << 0, 1 << 1
@@ -86,22 +87,34 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _landlock(libc: ctypes.CDLL) -> None:
-    """Reading: Python, its packages and the system's libraries. Writing: nowhere but /dev/null."""
+    """Reading: Python, its packages but this one, and the system's libraries. Writing: nowhere but /dev/null."""
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     ruleset = struct.pack("<QQQ", files, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = libc.syscall(CREATE_RULESET, ruleset, len(ruleset), 0)
     _check(rules, "landlock_create_ruleset")
-    readable = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(torch.__file__)), "/usr", "/lib", "/lib64",
-                "/etc/ld.so.cache", "/dev/urandom", "/proc/cpuinfo", "/sys/devices/system/cpu"}
-    for path, access in [(path, READ_FILE | READ_DIR | EXECUTE) for path in readable] + [("/dev/null", READ_FILE | WRITE_FILE)]:
+    roots = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(torch.__file__)), "/usr", "/lib", "/lib64",
+             "/etc/ld.so.cache", "/dev/urandom", "/proc/cpuinfo", "/sys/devices/system/cpu"}
+    rights = [(path, READ_DIR) for path in roots] + [("/dev/null", READ_FILE | WRITE_FILE)]
+    rights += [(path, READ_FILE | READ_DIR | EXECUTE) for root in roots for path in without(root, COURSE)]
+    for path, access in rights:
         with contextlib.suppress(FileNotFoundError):
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            rule = struct.pack("<Qi", access if os.path.isdir(path) else access & ~READ_DIR, place)
-            _check(libc.syscall(ADD_RULE, rules, 1, rule, 0), f"landlock_add_rule for {path}")
+            access = access if os.path.isdir(path) else access & ~READ_DIR
+            if access:
+                _check(libc.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", access, place), 0), f"landlock_add_rule for {path}")
             os.close(place)
     _check(libc.syscall(RESTRICT_SELF, rules, 0), "landlock_restrict_self")
     os.close(rules)
+
+
+def without(root: str, hidden: str) -> list[str]:
+    """``root``, or what is in it when ``hidden`` is: paths that together hold everything below root but ``hidden``."""
+    if hidden == root:
+        return []
+    if not hidden.startswith(os.path.join(root, "")):
+        return [root]
+    return [path for name in os.listdir(root) for path in without(os.path.join(root, name), hidden)]
 
 
 def _seccomp(libc: ctypes.CDLL) -> None:

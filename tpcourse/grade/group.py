@@ -24,14 +24,24 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.ids, self.answers = sock, itertools.count(), {}
+        self.pending: dict[int, HubWork] = {}  # also keeps them alive: C++ callers know only their base class
 
     def send(self, kind: str, tensors: list[torch.Tensor] = (), **header) -> None:
         specs, payload = arrays.pack(tensors)
         send_frame(self.sock, {"kind": kind, "tensors": specs, **header}, payload)
 
-    def receive(self) -> tuple[dict, list[torch.Tensor]]:
-        header, payload = receive_frame(self.sock)
-        return header, arrays.unpack(header["tensors"], payload)
+    def command(self) -> tuple[dict, list[torch.Tensor]]:
+        """The parent's next command; answers that nobody waited for are dropped."""
+        while True:
+            header, tensors = self._receive()
+            if "do" in header:
+                return header, tensors
+
+    def never_waited_for(self) -> list:
+        """Operation and line of each operation started since the last time and not waited for."""
+        found = [[work.op, work.line] for work in self.pending.values()]
+        self.pending, self.answers = {}, {}
+        return found[:8]
 
     def arrived(self, request: int) -> bool:
         """Whether the answer to ``request`` is here, without waiting for it."""
@@ -47,19 +57,26 @@ class Channel:
         return self.answers.pop(request)
 
     def _take(self) -> None:
-        header, tensors = self.receive()
+        header, tensors = self._receive()
         self.answers[header["id"]] = tensors
+
+    def _receive(self) -> tuple[dict, list[torch.Tensor]]:
+        header, payload = receive_frame(self.sock)
+        return header, arrays.unpack(header["tensors"], payload)
 
 
 class HubWork(dist.Work):
     """An operation under way; what arrives is copied into ``outputs`` when someone waits for it."""
 
-    def __init__(self, channel: Channel, request: int, outputs: list[torch.Tensor]) -> None:
+    def __init__(self, channel: Channel, request: int, outputs: list[torch.Tensor], op: str, line: int) -> None:
         super().__init__()
         self.channel, self.request, self.outputs, self.done = channel, request, outputs, False
+        self.op, self.line = op, line
+        channel.pending[request] = self
 
     def wait(self, timeout=None) -> bool:
         if not self.done:
+            self.channel.pending.pop(self.request, None)
             for output, arrived in zip(self.outputs, self.channel.wait(self.request), strict=True):
                 if arrived.dtype != output.dtype or arrived.numel() != output.numel():
                     raise ValueError(f"{arrays.spec(arrived)} arrived for a tensor of {arrays.spec(output)}")
@@ -84,11 +101,16 @@ class HubGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return BACKEND
 
+    @property
+    def group_name(self) -> str:
+        return dist.distributed_c10d._world.pg_names[self]
+
     def _start(self, op: str, inputs: list, outputs: list, **more) -> HubWork:
         request = next(self.channel.ids)
-        self.channel.send("op", inputs, id=request, op=op, group=self.ranks, where=_place(),
+        place = _place()
+        self.channel.send("op", inputs, id=request, op=op, group=self.ranks, where=place,
                           outputs=[arrays.spec(t) for t in outputs], **more)
-        return HubWork(self.channel, request, outputs)
+        return HubWork(self.channel, request, outputs, op, place[1])
 
     def send(self, tensors, peer, tag=0):
         return self._start("send", tensors, [], peer=peer, tag=tag)

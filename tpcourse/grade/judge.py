@@ -34,7 +34,7 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
         lines = _value_lines(case, outcome)
         sent = case.traffic(outcome.messages)
         lines += [f"What your ranks sent: {sent}."] if sent else []
-        lines += _memory_lines(case, outcome)
+        lines += _wait_lines(outcome) + _memory_lines(case, outcome)
     return Verdict(case.title, not lines, lines or [case.praise], outcome.printed)
 
 
@@ -60,6 +60,9 @@ def _error_lines(fault: Fault) -> list[str]:
     who = f"rank {fault.ranks[0]}" if len(fault.ranks) == 1 else f"ranks {', '.join(map(str, fault.ranks))}"
     lines = [f"{who}: {fault.text}"]
     lines += [_place_text(*place) for place in _places(fault.error)]
+    if fault.error.get("type") == "PermissionError":
+        lines.append("A checked rank reads Python's own files, writes none, and starts no process or connection. For ranks to "
+                     "speak there are the plain functions of torch.distributed.")
     if "allocate" in fault.text or "MemoryError" in fault.text:
         lines.append("A checked rank may use 512 MiB; these tensors need a few KB.")
     return lines
@@ -161,6 +164,16 @@ def _meaning(case: Case, name: str, got: list[Tensor | None], right: list[Tensor
         if not wrong and numbers_only:
             return text
     return ""
+
+
+def _wait_lines(outcome: Outcome) -> list[str]:
+    for rank, facts in enumerate(outcome.facts):
+        left = facts.get("never waited for")
+        if isinstance(left, list) and left and isinstance(left[0], list) and len(left[0]) == 2:
+            op, line = str(left[0][0])[:40], str(left[0][1])[:10]
+            return [f"Rank {rank} started {op} on line {line} and never waited for it: call wait() on what it returned, or its "
+                    "numbers may not have left, or not have come, when you use them."]
+    return []
 
 
 def _memory_lines(case: Case, outcome: Outcome) -> list[str]:

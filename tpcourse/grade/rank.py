@@ -43,7 +43,7 @@ def serve(channel: Channel) -> None:
     namespace, faults = _fresh_main(), []
     while True:
         try:
-            header, tensors = channel.receive()
+            header, tensors = channel.command()
         except EOFError:
             return
         try:
@@ -56,6 +56,7 @@ def serve(channel: Channel) -> None:
             else:
                 answer = _find(header["name"], namespace, faults)
                 outputs, facts = DRIVERS[header["do"]](answer, channel, tensors, **header["settings"])
+                facts["never waited for"] = channel.never_waited_for()
                 channel.send("result", list(outputs.values()), names=list(outputs), facts=facts)
         except Exception as error:
             channel.send("error", **describe(error))
