@@ -46,6 +46,7 @@ def main(control: socket.socket, log: int, config: dict) -> int:
 def prepare() -> None:
     """What the helper does once for all ranks that it will fork."""
     recorder.install()
+    is_own(__file__)  # finds out once where Python's own files are
 
 
 def join(config: dict) -> DeviceMesh:

@@ -14,6 +14,7 @@ from tpcourse.launch.processes import Processes
 from tpcourse.launch.verdict import Verdict
 
 TICK_S = 0.05
+FAILING_TICK_S = 0.005  # once a rank has failed, to see soon whether the others wait in vain
 GRACE_S = 1.0  # after a first failure, what the others still say counts; less when they are seen to wait in vain
 _ECHO = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Read error", "Write error")
 
@@ -177,6 +178,8 @@ class _Run:
                 if not handle(member):
                     selector.unregister(key.fileobj)
             now = time.monotonic()
+            if self.give_up_at < float("inf"):
+                next_tick = min(next_tick, now + FAILING_TICK_S)
             if now >= next_tick:
                 next_tick = now + TICK_S
                 self._tick(now, deadline)
