@@ -1,4 +1,4 @@
-"""The ranks' colours can be told apart, with colour blindness too, and what is written on them can be read."""
+"""The ranks' colours can be told apart, colour blindness or not, and what is written on them can be read."""
 
 import itertools
 

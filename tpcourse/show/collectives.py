@@ -1,8 +1,8 @@
 """A simulator of collectives: what each rank holds before and after every step, in symbols that cannot lie.
 
 Rank 2's contribution to chunk `b` of a message is the term b2, and a sum is the tuple of its terms. A
-schedule only says which rank sends which chunk to whom in a step; what everyone then holds follows. Ranks that
-have passed on a partial sum are shown without it, though in memory its stale bytes may remain.
+schedule only says which rank sends which chunk to whom in a step; what everyone then holds follows. Ranks
+that have passed on a partial sum are shown without it, though in memory its stale bytes may remain.
 """
 
 from __future__ import annotations
