@@ -11,7 +11,7 @@ import torch
 
 from tpcourse import comm, show
 from tpcourse.comm import groups
-from tpcourse.show import layout as layout_module
+from tpcourse.show import collectives
 from tpcourse.show.figure import Drawing
 
 
@@ -48,7 +48,7 @@ def test_caption_is_file_and_lines():
 
 
 @pytest.mark.parametrize(
-    "thing", [groups.split_sizes, Drawing, groups, layout_module], ids=lambda thing: thing.__name__
+    "thing", [groups.split_sizes, Drawing, groups, collectives], ids=lambda thing: thing.__name__
 )
 def test_without_docstrings_the_code_is_the_same(thing):
     def bare(text):
