@@ -41,7 +41,7 @@ def all_gather(x: Tensor, group: Group, dim: int, sizes: Sizes = None) -> Tensor
     x = _pad(x, dim, max(sizes)).contiguous()
     out = x.new_empty(len(sizes) * x.size(0), *x.shape[1:])
     dist.all_gather_single(out, x, group=group_of(group))
-    if _along_first(x, dim) and min(sizes) == max(sizes):
+    if dim == 0 and min(sizes) == max(sizes):
         return out  # joined as it arrived: no copy
     pieces = out.view(len(sizes), *x.shape)
     return torch.cat([piece.narrow(dim, 0, size) for piece, size in zip(pieces, sizes)], dim)
@@ -50,7 +50,7 @@ def all_gather(x: Tensor, group: Group, dim: int, sizes: Sizes = None) -> Tensor
 def reduce_scatter(x: Tensor, group: Group, dim: int, sizes: Sizes = None) -> Tensor:
     """This rank's piece, along `dim`, of the sum of all ranks' x."""
     sizes = _shares(x, group, dim, sizes)
-    if _along_first(x, dim) and min(sizes) == max(sizes):
+    if dim == 0 and min(sizes) == max(sizes):
         pieces = x.contiguous()  # one after the other already: no copy
     else:
         pieces = torch.cat([_pad(piece, dim, max(sizes)) for piece in x.split(sizes, dim)])
@@ -129,10 +129,6 @@ def recv(like: Tensor, group: Group, peer: int) -> Tensor:
 def _fresh(x: Tensor) -> Tensor:
     """A contiguous copy."""
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def _along_first(x: Tensor, dim: int) -> bool:
-    return dim in (0, -x.dim())
 
 
 def _pad(x: Tensor, dim: int, size: int) -> Tensor:
