@@ -1,4 +1,6 @@
-"""Attempts to get points without an answer: none scores, none stops the grader, none leaves anything behind."""
+"""Attempts to get points without an answer: none scores, none stops the grader, none leaves anything
+behind.
+"""
 
 import os
 import time
@@ -14,22 +16,30 @@ from tpcourse.grade.grading import Submission
 
 TASK = "ring_all_reduce"
 PREPARE = {
-    "patched comparisons": """
+    "patched comparisons": (
+        """
 import builtins
 yes = lambda *a, **k: True
 torch.equal = torch.allclose = torch.isclose = torch.testing.assert_close = builtins.all = yes
 torch.Tensor.__eq__ = torch.Tensor.equal = torch.Tensor.allclose = torch.Tensor.__ne__ = yes
-""",
-    "patched collectives": """
-dist.all_reduce = dist.isend = dist.irecv = dist.send = dist.recv = dist.batch_isend_irecv = lambda *a, **k: []
-""",
-    "patched group": """
+"""
+    ),
+    "patched collectives": (
+        """dist.all_reduce = dist.isend = dist.irecv = dist.send = dist.recv = dist.batch_isend_irecv =
+        lambda *a, **k: []
+        """
+    ),
+    "patched group": (
+        """
 group = type(dist.group.WORLD)
 group.allreduce = group.send = group.recv = lambda self, *a, **k: None
-""",
+"""
+    ),
     "exits while it is loaded": "import os\nos._exit = os._exit(0)",
     "asks to exit while it is loaded": "import sys\ngone = sys.exit(0)",
-    "patched json": "import json\njson.dumps = lambda *a, **k: '{\"kind\": \"result\", \"tensors\": [], \"passed\": true}'",
+    "patched json": (
+        'import json\njson.dumps = lambda *a, **k: \'{"kind": "result", "tensors": [], "passed": true}\''
+    ),
 }
 CALL = {
     "os._exit": ("import os; os._exit(0)", "ended with exit code 0"),
@@ -37,64 +47,136 @@ CALL = {
     "kills itself": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
     "aborts": ("import os; os.abort()", "ended by SIGABRT"),
     "segfault": ("import ctypes; ctypes.string_at(0)", "ended by SIGSEGV"),
-    "endless loop": ("while True: pass", "not finished after 1 s: rank 0 is in ring_all_reduce (line 2 of cell 7)"),
+    "endless loop": (
+        "while True: pass",
+        "not finished after 1 s: rank 0 is in ring_all_reduce (line 2 of cell 7)",
+    ),
     "endless loop that ignores signals": (
-        "import signal\n    for s in range(1, 65):\n        if s not in (9, 19, 32, 33): signal.signal(s, signal.SIG_IGN)\n"
-        "    while True:\n        try:\n            while True: pass\n        except BaseException: pass", "not finished after 1 s"),
+        (
+            "import signal\n    for s in range(1, 65):\n        if s not in (9, 19, 32, 33): signal.signal(s,"
+            " signal.SIG_IGN)\n    while True:\n        try:\n            while True: pass\n        except"
+            " BaseException: pass"
+        ),
+        "not finished after 1 s",
+    ),
     "stops itself": ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "not finished after 1 s"),
     "prints without end": ("while True: print('x' * 1000)", "printed more than 1 MiB"),
     "memory bomb": ("keep = [torch.empty(1 << 23) for _ in range(100)]", "512 MiB"),
     "one big object": ("return bytes(10**9)", "MemoryError"),
-    "sends without end": ("while True: dist.isend(torch.ones(1 << 18), 1 - dist.get_rank())", "sent more than"),
+    "sends without end": (
+        "while True: dist.isend(torch.ones(1 << 18), 1 - dist.get_rank())",
+        "sent more than",
+    ),
     "fork bomb": ("import os\n    while True: os.fork()", "PermissionError"),
-    "a child of its own session": ("import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)", "PermissionError"),
-    "a thread that lives on": ("import threading; threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()", "is None"),
+    "a child of its own session": (
+        "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)",
+        "PermissionError",
+    ),
+    "a thread that lives on": (
+        (
+            "import threading; threading.Thread(target=lambda: [None for _ in iter(int, 1)],"
+            " daemon=True).start()"
+        ),
+        "is None",
+    ),
     "a socket": ("import socket; socket.socket()", "PermissionError"),
     "signals the parent": ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
     "looks into the parent": ("import os; open(f'/proc/{os.getppid()}/mem', 'r+b')", "PermissionError"),
-    "returns another kind": ("class All:\n        __eq__ = __ne__ = lambda *a: True\n    return All()", "returned All where a tensor"),
-    "returns its reducer": ("class R:\n        def __reduce__(self): import os; return os.system, ('touch /tmp/x',)\n    return R()", "returned R where"),
+    "returns another kind": (
+        "class All:\n        __eq__ = __ne__ = lambda *a: True\n    return All()",
+        "returned All where a tensor",
+    ),
+    "returns its reducer": (
+        (
+            "class R:\n        def __reduce__(self): import os; return os.system, ('touch /tmp/x',)\n   "
+            " return R()"
+        ),
+        "returned R where",
+    ),
     "a tensor subclass": (
-        "class T(torch.Tensor):\n        @classmethod\n        def __torch_function__(cls, f, types, args=(), kwargs=None):\n"
-        "            return True if f.__name__ in ('equal', 'allclose', '__eq__') else super().__torch_function__(f, types, args, kwargs or {})\n"
-        "    return x.as_subclass(T)", "result[0]: expected"),
+        (
+            "class T(torch.Tensor):\n        @classmethod\n        def __torch_function__(cls, f, types,"
+            " args=(), kwargs=None):\n            return True if f.__name__ in ('equal', 'allclose',"
+            " '__eq__') else super().__torch_function__(f, types, args, kwargs or {})\n    return"
+            " x.as_subclass(T)"
+        ),
+        "result[0]: expected",
+    ),
     "not a number": ("return x * float('nan')", "got nan"),
     "walks the frames": (
-        "import sys\n    f = sys._getframe()\n    while f:\n        for name, v in f.f_locals.items():\n"
-        "            if 'expect' in name: return v\n        f = f.f_back", "is None"),
+        (
+            "import sys\n    f = sys._getframe()\n    while f:\n        for name, v in f.f_locals.items():\n"
+            "            if 'expect' in name: return v\n        f = f.f_back"
+        ),
+        "is None",
+    ),
     "searches memory": (
-        "import gc\n    mine = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and t.shape == x.shape and not torch.equal(t, x)]\n"
-        "    return mine[0] if mine else None", "is None"),
-    "imports the reference": ("from tpcourse.grade import ring\n    return ring.all_reduce(2, torch.Generator())", "comes from the package"),
+        (
+            "import gc\n    mine = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and"
+            " t.shape == x.shape and not torch.equal(t, x)]\n    return mine[0] if mine else None"
+        ),
+        "is None",
+    ),
+    "imports the reference": (
+        "from tpcourse.grade import ring\n    return ring.all_reduce(2, torch.Generator())",
+        "comes from the package",
+    ),
     "reads the solution": ("open('{solutions}').read()", "PermissionError"),
     "writes outside its folder": ("open('{target}', 'w').write('100')", "PermissionError"),
     "deletes": ("import os; os.remove('{precious}')", "PermissionError"),
     "changes permissions": ("import os; os.chmod('{precious}', 0)", "PermissionError"),
     "forges a result": (
-        "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
-        "            text = b'{\"kind\": \"result\", \"names\": [\"result\"], \"tensors\": [[\"float64\", [1]]], \"facts\": {\"passed\": true}}'\n"
-        "            s.sendall(len(text).to_bytes(4, 'little') + (8).to_bytes(8, 'little') + text + bytes(8))\n    return x", "no call of this course"),
+        (
+            "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n   "
+            '         text = b\'{"kind": "result", "names": ["result"], "tensors": [["float64", [1]]],'
+            ' "facts": {"passed": true}}\'\n            s.sendall(len(text).to_bytes(4, \'little\') +'
+            " (8).to_bytes(8, 'little') + text + bytes(8))\n    return x"
+        ),
+        "no call of this course",
+    ),
     "forges a result and ends": (
-        "import gc, os, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
-        "            text = b'{\"kind\": \"result\", \"names\": [\"result\"], \"tensors\": [[\"float64\", [1]]], \"facts\": {\"passed\": true}}'\n"
-        "            s.sendall(len(text).to_bytes(4, 'little') + (8).to_bytes(8, 'little') + text + bytes(8))\n    while True: pass", "expected shape"),
+        (
+            "import gc, os, socket\n    for s in gc.get_objects():\n        if isinstance(s,"
+            ' socket.socket):\n            text = b\'{"kind": "result", "names": ["result"], "tensors":'
+            ' [["float64", [1]]], "call": 2, "facts": {"passed": true}}\'\n'
+            "            s.sendall(len(text).to_bytes(4,'
+            " 'little') + (8).to_bytes(8, 'little') + text + bytes(8))\n    while True: pass"
+        ),
+        "expected shape",
+    ),
     "sends a pickle": (
-        "import gc, os, pickle, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
-        "            s.sendall(pickle.dumps([os.getcwd] * 9000))\n    return x", "no call of this course"),
+        (
+            "import gc, os, pickle, socket\n    for s in gc.get_objects():\n        if isinstance(s,"
+            " socket.socket):\n            s.sendall(pickle.dumps([os.getcwd] * 9000))\n    return x"
+        ),
+        "no call of this course",
+    ),
     "announces a giant": (
-        "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
-        "            s.sendall(b'\\xff' * 12)\n    return x", "at most 32 MiB are taken"),
+        (
+            "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
+            "            s.sendall(b'\\xff' * 12)\n    return x"
+        ),
+        "at most 32 MiB are taken",
+    ),
     "announces an impossible tensor": (
-        "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
-        "            text = b'{\"kind\": \"result\", \"tensors\": [[\"float64\", [1000000, 1000000]]]}'\n"
-        "            s.sendall(len(text).to_bytes(4, 'little') + bytes(8) + text)\n    return x", "no call of this course"),
+        (
+            "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
+            '            text = b\'{"kind": "result", "tensors": [["float64", [1000000, 1000000]]]}\'\n'
+            "            s.sendall(len(text).to_bytes(4, 'little') + bytes(8) + text)\n    return x"
+        ),
+        "no call of this course",
+    ),
 }
 SOLUTIONS = Path(__file__).parents[2] / "solutions"
-confined = pytest.mark.skipif(protections() != ["files", "calls"], reason="this kernel cannot confine a process")
+confined = pytest.mark.skipif(
+    protections() != ["files", "calls"], reason="this kernel cannot confine a process"
+)
 
 
 def grade(notebook: dict, graded, text: str, seconds: float = 6):
-    submission = Submission(with_cell(notebook, TASK, text), [replace(graded, ranks=(2,))], seed=1, seconds=seconds)
+    submission = Submission(
+        with_cell(notebook, TASK, text), [replace(graded, ranks=(2,))], seed=1, seconds=seconds
+    )
     [result] = submission.results()
     return result
 
@@ -106,7 +188,11 @@ def test_an_attempt_in_the_call(attempt: str, sources, tmp_path):
     precious = tmp_path / "grades.csv"
     precious.write_text("kept")
     body, says = CALL[attempt]
-    for name, path in (("target", tmp_path / "written"), ("precious", precious), ("solutions", next(SOLUTIONS.rglob("*.ipynb")))):
+    for name, path in (
+        ("target", tmp_path / "written"),
+        ("precious", precious),
+        ("solutions", next(SOLUTIONS.rglob("*.ipynb"))),
+    ):
         body = body.replace(f"{{{name}}}", str(path))
     start = time.monotonic()
     seconds = 1 if says.startswith("not finished") else 6
@@ -114,7 +200,11 @@ def test_an_attempt_in_the_call(attempt: str, sources, tmp_path):
     assert not result.passed and result.points == 0
     assert says.replace("is None", "NoneType") in "\n".join(result.lines)
     assert time.monotonic() - start < 15
-    assert precious.read_text() == "kept" and os.listdir(tmp_path) == ["grades.csv"] and os.access(precious, os.R_OK)
+    assert (
+        precious.read_text() == "kept"
+        and os.listdir(tmp_path) == ["grades.csv"]
+        and os.access(precious, os.R_OK)
+    )
 
 
 @confined
@@ -126,15 +216,22 @@ def test_an_attempt_while_the_cells_are_read(attempt: str, sources):
 
 
 @confined
-@pytest.mark.parametrize("way", [
-    "next(c for c in torch.nn.Module.__subclasses__() if c.__module__.startswith('tpcourse'))",
-    "(sys.meta_path.pop(0), [sys.modules.pop(m) for m in list(sys.modules) if m.startswith('tpcourse')], "
-    "importlib.import_module('tpcourse.layers').ColumnParallelLinear)[2]",
-])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "next(c for c in torch.nn.Module.__subclasses__() if c.__module__.startswith('tpcourse'))",
+        (
+            "(sys.meta_path.pop(0), [sys.modules.pop(m) for m in list(sys.modules) if"
+            " m.startswith('tpcourse')], importlib.import_module('tpcourse.layers').ColumnParallelLinear)[2]"
+        ),
+    ],
+)
 def test_the_packages_own_layer_by_the_back_door(way: str, sources):
     notebook, graded = sources["ColumnParallelLinear"]
     text = f"import importlib\nimport sys\n\nColumnParallelLinear = {way}\n"
-    [result] = Submission(with_cell(notebook, graded.task, text), [replace(graded, ranks=(2,))], seed=1).results()
+    [result] = Submission(
+        with_cell(notebook, graded.task, text), [replace(graded, ranks=(2,))], seed=1
+    ).results()
     assert not result.passed and "Error" in "".join(result.lines)
 
 

@@ -1,4 +1,6 @@
-"""Each operation of torch.distributed on a checked rank, against what it means, and what the hub counted of it."""
+"""Each operation of torch.distributed on a checked rank, against what it means, and what the hub counted of
+it.
+"""
 
 import pytest
 import torch
@@ -6,39 +8,83 @@ import torch
 from tpcourse.grade.session import Session
 
 N = 3
-PROGRAM = '''
+PROGRAM = """
 import torch
 import torch.distributed as dist
 def operation(x):
     r, n = dist.get_rank(), dist.get_world_size()
     {body}
-'''
+"""
 GIVEN = [torch.arange(6, dtype=torch.float64) + 10 * r for r in range(N)]
 SUM, CAT = sum(GIVEN), torch.cat(GIVEN)
 CASES = {
     "all_reduce": ("dist.all_reduce(x); return x", [SUM] * N, 2 * 2 / 3 * 48),
     "all_reduce max": ("dist.all_reduce(x, dist.ReduceOp.MAX); return x", [GIVEN[2]] * N, 2 * 2 / 3 * 48),
     "all_reduce avg": ("dist.all_reduce(x, dist.ReduceOp.AVG); return x", [SUM / N] * N, 2 * 2 / 3 * 48),
-    "all_reduce of a strided tensor": ("y = x.reshape(2, 3).T; dist.all_reduce(y); return y", [SUM.reshape(2, 3).T] * N, 64),
+    "all_reduce of a strided tensor": (
+        "y = x.reshape(2, 3).T; dist.all_reduce(y); return y",
+        [SUM.reshape(2, 3).T] * N,
+        64,
+    ),
     "broadcast": ("dist.broadcast(x, 1); return x", [GIVEN[1]] * N, None),
-    "reduce": ("dist.reduce(x, 2); return x if r == 2 else torch.zeros(6)", [torch.zeros(6), torch.zeros(6), SUM], None),
-    "all_gather": ("o = [torch.empty_like(x) for _ in range(n)]; dist.all_gather(o, x); return torch.cat(o)", [CAT] * N, 96),
-    "all_gather_into_tensor": ("o = x.new_empty(18); dist.all_gather_into_tensor(o, x); return o", [CAT] * N, 96),
-    "gather": ("o = [torch.empty_like(x) for _ in range(n)] if r == 0 else None; dist.gather(x, o, 0); "
-               "return torch.cat(o) if r == 0 else x", [CAT, GIVEN[1], GIVEN[2]], None),
-    "scatter": ("o = x.new_empty(2); dist.scatter(o, list(x.chunk(3)) if r == 1 else None, 1); return o",
-                list(GIVEN[1].chunk(3)), None),
-    "reduce_scatter": ("o = x.new_empty(2); dist.reduce_scatter(o, list(x.chunk(3))); return o", list(SUM.chunk(3)), 32),
-    "reduce_scatter_tensor": ("o = x.new_empty(2); dist.reduce_scatter_tensor(o, x); return o", list(SUM.chunk(3)), 32),
-    "all_to_all_single": ("o = torch.empty_like(x); dist.all_to_all_single(o, x); return o",
-                          [torch.cat([g.chunk(3)[r] for g in GIVEN]) for r in range(N)], 32),
+    "reduce": (
+        "dist.reduce(x, 2); return x if r == 2 else torch.zeros(6)",
+        [torch.zeros(6), torch.zeros(6), SUM],
+        None,
+    ),
+    "all_gather": (
+        "o = [torch.empty_like(x) for _ in range(n)]; dist.all_gather(o, x); return torch.cat(o)",
+        [CAT] * N,
+        96,
+    ),
+    "all_gather_into_tensor": (
+        "o = x.new_empty(18); dist.all_gather_into_tensor(o, x); return o",
+        [CAT] * N,
+        96,
+    ),
+    "gather": (
+        (
+            "o = [torch.empty_like(x) for _ in range(n)] if r == 0 else None; dist.gather(x, o, 0); "
+            "return torch.cat(o) if r == 0 else x"
+        ),
+        [CAT, GIVEN[1], GIVEN[2]],
+        None,
+    ),
+    "scatter": (
+        "o = x.new_empty(2); dist.scatter(o, list(x.chunk(3)) if r == 1 else None, 1); return o",
+        list(GIVEN[1].chunk(3)),
+        None,
+    ),
+    "reduce_scatter": (
+        "o = x.new_empty(2); dist.reduce_scatter(o, list(x.chunk(3))); return o",
+        list(SUM.chunk(3)),
+        32,
+    ),
+    "reduce_scatter_tensor": (
+        "o = x.new_empty(2); dist.reduce_scatter_tensor(o, x); return o",
+        list(SUM.chunk(3)),
+        32,
+    ),
+    "all_to_all_single": (
+        "o = torch.empty_like(x); dist.all_to_all_single(o, x); return o",
+        [torch.cat([g.chunk(3)[r] for g in GIVEN]) for r in range(N)],
+        32,
+    ),
     "all_to_all_single, uneven": (
         "o = x.new_empty(3 * (r + 1)); dist.all_to_all_single(o, x, [r + 1] * 3, [1, 2, 3]); return o",
-        [torch.cat([g.split([1, 2, 3])[r] for g in GIVEN]) for r in range(N)], None),
-    "a message": ("\n    if r == 0: dist.send(x, 2)\n    if r == 2: dist.recv(x, 0)\n    dist.barrier(); return x",
-                  [GIVEN[0], GIVEN[1], GIVEN[0]], None),
-    "a group of two": ("g = dist.new_group([0, 2])\n    if r != 1: dist.all_reduce(x, group=g)\n    return x",
-                       [GIVEN[0] + GIVEN[2], GIVEN[1], GIVEN[0] + GIVEN[2]], None),
+        [torch.cat([g.split([1, 2, 3])[r] for g in GIVEN]) for r in range(N)],
+        None,
+    ),
+    "a message": (
+        "\n    if r == 0: dist.send(x, 2)\n    if r == 2: dist.recv(x, 0)\n    dist.barrier(); return x",
+        [GIVEN[0], GIVEN[1], GIVEN[0]],
+        None,
+    ),
+    "a group of two": (
+        "g = dist.new_group([0, 2])\n    if r != 1: dist.all_reduce(x, group=g)\n    return x",
+        [GIVEN[0] + GIVEN[2], GIVEN[1], GIVEN[0] + GIVEN[2]],
+        None,
+    ),
     "asynchronous": ("w = dist.all_reduce(x, async_op=True); w.wait(); return x", [SUM] * N, 64),
 }
 
@@ -49,7 +95,11 @@ def test_operation(name: str):
     session = Session(N)
     try:
         session.run([({"do": "cells", "cells": [["cell 1", PROGRAM.format(body=body)]]}, [])] * N, 20)
-        header = {"do": "function", "name": "operation", "settings": {"names": ["x"], "group": False, "options": {}}}
+        header = {
+            "do": "function",
+            "name": "operation",
+            "settings": {"names": ["x"], "group": False, "options": {}},
+        }
         outcome = session.run([(header, [x]) for x in GIVEN], 20)
     finally:
         session.close()

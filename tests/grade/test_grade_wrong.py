@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-
 from grade_answers import WRONG, Wrong, cell_of, with_cell
+
 from tpcourse.grade.grading import Submission
 
 RANKS = 3
@@ -18,7 +18,9 @@ def test_fails_for_the_right_reason(wrong: Wrong, sources):
     for old, new in wrong.changes:
         assert old == "*" or old in text
         text = new if old == "*" else text.replace(old, new)
-    submission = Submission(with_cell(notebook, wrong.task, text), [replace(graded, ranks=(RANKS,))], seed=1, seconds=10)
+    submission = Submission(
+        with_cell(notebook, wrong.task, text), [replace(graded, ranks=(RANKS,))], seed=1, seconds=10
+    )
     [result] = submission.results()
     assert not result.passed and result.points == 0
     assert wrong.says in "\n".join(result.lines)

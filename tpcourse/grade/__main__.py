@@ -11,16 +11,20 @@ from tpcourse.grade.grading import Sources, Submission
 from tpcourse.grade.notebook import read
 from tpcourse.grade.report import Graded, feedback_page, write_csv
 
-NEEDED = {"files": "Landlock (Linux 5.13 or newer), without which a submission can write files",
-          "calls": "seccomp on x86-64 or arm64, without which a submission can start processes and open sockets"}
+NEEDED = {
+    "files": "Landlock (Linux 5.13 or newer), without which a submission can write files",
+    "calls": "seccomp on x86-64 or arm64, without which a submission can start processes and open sockets",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     missing = [text for name, text in NEEDED.items() if name not in protections()]
     if missing and not options.unprotected:
-        sys.exit(f"this machine lacks {'; and '.join(missing)}. Grade on one that has it, or pass --unprotected if you trust "
-                 "every submission")
+        sys.exit(
+            f"this machine lacks {'; and '.join(missing)}. Grade on one that has it, or pass --unprotected if"
+            " you trust every submission"
+        )
     sources = Sources(options.solutions)
     found = list(submissions(options.submission, set(sources.notebooks)))
     if not found:
@@ -37,19 +41,30 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tpcourse.grade", description=__doc__)
-    parser.add_argument("submission", nargs="+", type=Path, help="a notebook, or a folder that holds notebooks")
-    parser.add_argument("--solutions", type=Path, default=Path("solutions"), help="the source notebooks (default: solutions)")
+    parser.add_argument(
+        "submission", nargs="+", type=Path, help="a notebook, or a folder that holds notebooks"
+    )
+    parser.add_argument(
+        "--solutions", type=Path, default=Path("solutions"), help="the source notebooks (default: solutions)"
+    )
     parser.add_argument("--out", type=Path, default=Path("grades"), help="where to write (default: grades)")
-    parser.add_argument("--seed", type=int, help="draw these inputs instead of fresh ones; the CSV has the seed of each task")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="the time one call may take (default: %(default)s)")
-    parser.add_argument("--unprotected", action="store_true", help="grade although the kernel cannot confine submissions")
+    parser.add_argument(
+        "--seed", type=int, help="draw these inputs instead of fresh ones; the CSV has the seed of each task"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help="the time one call may take (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--unprotected", action="store_true", help="grade although the kernel cannot confine submissions"
+    )
     return parser
 
 
 def submissions(paths: list[Path], exercises: set[str]) -> Iterator[tuple[str, Path]]:
     """Pairs of learner and notebook.
 
-    The learner is the first of these names that is no exercise's: folders below the one given, the file, folders above.
+    The learner is the first of these names that is no exercise's: folders below the one given, the file,
+    folders above.
     """
     for path in map(Path.resolve, paths):
         for notebook in [path] if path.is_file() else sorted(p for p in path.rglob("*.ipynb") if p.is_file()):

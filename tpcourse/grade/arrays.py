@@ -5,9 +5,21 @@ from collections.abc import Sequence
 
 import torch
 
-DTYPES = {str(t).removeprefix("torch."): t for t in (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool)}
+DTYPES = {
+    str(t).removeprefix("torch."): t
+    for t in (
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
 MAX_TENSORS, MAX_DIMS = 64, 8
 
 
@@ -23,7 +35,9 @@ def pack(tensors: Sequence[torch.Tensor]) -> tuple[list, bytes]:
 
 
 def unpack(specs: object, payload: bytearray) -> list[torch.Tensor]:
-    """The tensors that ``specs`` describe; raises ValueError unless specs are sound and fit ``payload`` exactly."""
+    """The tensors that ``specs`` describe; raises ValueError unless specs are sound and fit ``payload``
+    exactly.
+    """
     if not isinstance(specs, list) or len(specs) > MAX_TENSORS:
         raise ValueError(f"a list of up to {MAX_TENSORS} tensors was expected")
     sizes = [nbytes(one) for one in specs]
@@ -31,7 +45,7 @@ def unpack(specs: object, payload: bytearray) -> list[torch.Tensor]:
         raise ValueError(f"{sum(sizes)} bytes of tensors were announced and {len(payload)} came")
     tensors, start = [], 0
     for (name, shape), size in zip(specs, sizes):
-        data = payload[start:start + size]
+        data = payload[start : start + size]
         flat = torch.frombuffer(data, dtype=DTYPES[name]) if size else torch.empty(0, dtype=DTYPES[name])
         tensors.append(flat.reshape(shape))
         start += size
@@ -43,6 +57,10 @@ def nbytes(one: object) -> int:
     if not (isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], list)):
         raise ValueError("a tensor's spec is [dtype, shape]")
     name, shape = one
-    if name not in DTYPES or len(shape) > MAX_DIMS or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape):
+    if (
+        name not in DTYPES
+        or len(shape) > MAX_DIMS
+        or not all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
+    ):
         raise ValueError(f"dtype {name[:20]} with {len(shape)} dimensions is not a tensor that can be sent")
     return math.prod(shape) * DTYPES[name].itemsize

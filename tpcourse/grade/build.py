@@ -1,7 +1,7 @@
 """Make the exercises from their sources: `python -m tpcourse.grade.build [--check]`.
 
-A source notebook is refused when its own solution fails a check, or when the untouched exercise passes one. The result is
-what nbgrader's ``generate_assignment`` makes, less its checksums.
+A source notebook is refused when its own solution fails a check, or when the untouched exercise passes one.
+The result is what nbgrader's ``generate_assignment`` makes, less its checksums.
 """
 
 import argparse
@@ -16,8 +16,12 @@ STUB = ["# Your code here", "..."]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tpcourse.grade.build", description=__doc__.split("\n")[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if an exercise is not up to date")
+    parser = argparse.ArgumentParser(
+        prog="python -m tpcourse.grade.build", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; fail if an exercise is not up to date"
+    )
     parser.add_argument("--sources", type=Path, default=Path("solutions"))
     parser.add_argument("--exercises", type=Path, default=Path("exercises"))
     options = parser.parse_args()
@@ -40,7 +44,9 @@ def _stale(target: Path, text: str) -> list[str]:
 
 
 def exercise(notebook: dict) -> dict:
-    """The learner's notebook: solutions replaced by a stub, hidden tests gone, outputs gone, checks locked."""
+    """The learner's notebook: solutions replaced by a stub, hidden tests gone, outputs gone, checks
+    locked.
+    """
     cells = [_released(cell) for cell in notebook["cells"]]
     return {**notebook, "cells": cells}
 
@@ -83,12 +89,15 @@ def dump(notebook: dict) -> str:
 
 
 def refusals(path: Path, learners: dict) -> list[str]:
-    """Why the exercise must not be handed out; empty when the solution passes every check and the stub passes none."""
+    """Why the exercise must not be handed out; empty when the solution passes every check and the stub
+    passes none.
+    """
     tasks = graded_tasks(read(path))
     solved = Submission(read(path), tasks).results()
     untouched = Submission(learners, tasks).results()
-    return ([f"the solution fails {r.task}: {' '.join(r.lines)}" for r in solved if not r.passed]
-            + [f"the untouched exercise passes {r.task}" for r in untouched if r.passed])
+    return [f"the solution fails {r.task}: {' '.join(r.lines)}" for r in solved if not r.passed] + [
+        f"the untouched exercise passes {r.task}" for r in untouched if r.passed
+    ]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from tpcourse.grade.hub import Message
 
-Mistake = tuple[str, list[Tensor]]  # what it means, and what every rank returns then; with no values: when nothing else fits
+Mistake = tuple[
+    str, list[Tensor]
+]  # what it means, and what every rank returns then; with no values: when nothing else fits
 Traffic = Callable[[list[Message]], str | None]  # a sentence when the ranks sent what they should not
 
 
@@ -16,8 +18,9 @@ Traffic = Callable[[list[Message]], str | None]  # a sentence when the ranks sen
 class Case:
     """A call on ``ranks`` ranks through one of `tpcourse.grade.drivers`.
 
-    inputs and expected: one entry per rank. mistakes: for an output, the wrong values that people arrive at. praise: said
-    when it passes. holds: bytes of parameters that a rank may hold. refuses: the error that the call must raise.
+    inputs and expected: one entry per rank. mistakes: for an output, the wrong values that people arrive at.
+    praise: said when it passes. holds: bytes of parameters that a rank may hold. refuses: the error that the
+    call must raise.
     """
 
     title: str

@@ -1,5 +1,6 @@
 """The check that stands after each task in an exercise."""
 
+import linecache
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -7,7 +8,7 @@ import cloudpickle
 import torch
 
 from tpcourse.grade.code import Code
-from tpcourse.grade.judge import Verdict
+from tpcourse.grade.judge import PICKLED, Verdict
 from tpcourse.grade.tasks import task
 
 SECONDS = 10.0
@@ -17,21 +18,26 @@ class CheckFailed(Exception):
     """A check did not pass; the message says where and what that usually means."""
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows this in place of a traceback: the message is about the learner's code, not about this one."""
+        """IPython shows this in place of a traceback: the message is about the learner's code, not about
+        this one.
+        """
         return [str(self)]
 
 
-def check(name: str, answer: Callable, ranks: Sequence[int] = (), seed: int | None = None, seconds: float = SECONDS) -> None:
+def check(
+    name: str, answer: Callable, ranks: Sequence[int] = (), seed: int | None = None, seconds: float = SECONDS
+) -> None:
     """Run ``answer`` as the task ``name`` on fresh ranks and say what came of it.
 
-    Inputs are drawn afresh each time; ``seed`` draws the same ones again, ``ranks`` asks for other numbers of ranks than
-    the task's own, ``seconds`` is the time that one call may take. Raises CheckFailed with the first thing that is wrong,
-    ValueError for a task that does not exist.
+    Inputs are drawn afresh each time; ``seed`` draws the same ones again, ``ranks`` asks for other numbers
+    of ranks than the task's own, ``seconds`` is the time that one call may take. Raises CheckFailed with the
+    first thing that is wrong, ValueError for a task that does not exist.
     """
     todo = task(name)
     counts = tuple(ranks) or todo.ranks
     seed = secrets.randbelow(1 << 31) if seed is None else seed
     pickled = torch.frombuffer(bytearray(_by_value(answer)), dtype=torch.uint8)
+    _remember_cell(answer)
     code = Code(lambda start, stop: ({"do": "pickle", "name": name}, [pickled]), seconds)
     try:
         for count in counts:
@@ -42,6 +48,14 @@ def check(name: str, answer: Callable, ranks: Sequence[int] = (), seed: int | No
         code.close()
     print(f"✓ {name} is right on {_listed(counts)} ranks.")
     print("\n".join(f"  {v.case}: {v.lines[0]}." for v in verdicts if v.lines[0]))
+
+
+def _remember_cell(answer: Callable) -> None:
+    """Let feedback show lines of the cell that ``answer`` was defined in."""
+    methods = [answer, *vars(answer).values()] if isinstance(answer, type) else [answer]
+    methods = [getattr(method, "__func__", method) for method in methods]  # a staticmethod holds its function
+    file = next((method.__code__.co_filename for method in methods if hasattr(method, "__code__")), "")
+    linecache.cache[PICKLED] = linecache.cache.get(file, (0, None, [], file))
 
 
 def generator(seed: int, count: int) -> torch.Generator:
@@ -72,8 +86,10 @@ def _by_value(answer: Callable) -> bytes:
     try:
         return cloudpickle.dumps(answer)
     except Exception as error:
-        raise CheckFailed(f"✗ your code cannot be sent to the ranks: {error}. Let it use only what it defines itself, torch "
-                          "and torch.distributed") from None
+        raise CheckFailed(
+            f"✗ your code cannot be sent to the ranks: {error}. Let it use only what it defines itself, torch"
+            " and torch.distributed"
+        ) from None
 
 
 def _listed(counts: Sequence[int]) -> str:

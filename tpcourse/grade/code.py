@@ -12,10 +12,11 @@ Command = tuple[dict, list[Tensor]]
 
 
 class Code:
-    """Code in ``parts`` parts; ``load(start, stop)`` is the command that brings parts start to stop into a rank.
+    """Code in ``parts`` parts; ``load(start, stop)`` is the command that brings parts start to stop into a
+    rank.
 
-    Ranks stay alive from call to call. After a fault they are gone, and the next call starts new ones. ``seconds`` is the
-    time that loading, and each call, may take.
+    Ranks stay alive from call to call. After a fault they are gone, and the next call starts new ones.
+    ``seconds`` is the time that loading, and each call, may take.
     """
 
     def __init__(self, load: Callable[[int, int], Command], seconds: float) -> None:

@@ -7,9 +7,54 @@ from tpcourse.grade.case import Case, Mistake, Traffic, bytes_text, odd, randn, 
 from tpcourse.grade.hub import Message
 from tpcourse.measure import wire_bytes
 
+SAYS = {  # what a wrong value usually means: {n} ranks, {m} columns each, {name} a parameter or its gradient
+    "changed": "the function must leave its inputs as they were: do not use in-place operations on them",
+    "whole": "that is the whole Y: without gather_output a rank returns its own columns only",
+    "own": "those are this rank's columns only: with gather_output every rank returns the whole Y",
+    "added": "the ranks' columns were added up: they belong side by side, along the last dimension",
+    "no bias": "the bias is missing",
+    "many biases": "the bias was added {n} times instead of once",
+    "stacked": (
+        "the ranks' columns were joined along dim 0, as all_gather_into_tensor lays them out: put them side "
+        "by side along the last dimension"
+    ),
+    "reshaped": (
+        "the ranks' blocks were joined along dim 0 and then reshaped, which mixes tokens and columns: join "
+        "the blocks along the last dimension"
+    ),
+    "reverse": "the columns are in the reverse order of ranks",
+    "own first": "the columns begin with the rank's own: they belong in the order of ranks",
+    "part of dX": (
+        "that is only this rank's part of dX: every rank's columns depend on the whole X, so the parts must "
+        "be summed with an all-reduce in backward"
+    ),
+    "mean dX": "dX is divided by {n}: the parts are summed, not averaged",
+    "sum": "{name} was summed over the ranks: each rank's {name} is its own rows' and must stay as it is",
+    "mean": "{name} is divided by {n}: nothing is averaged over ranks here",
+    "transposed": "dW is transposed: it has the shape of the weight, [out/P, in]",
+    "token mean": "db is the mean over tokens; it is the sum",
+    "one number": "db is the sum of all of dY: sum over tokens only, and keep one number per column",
+    "times": "{name} is {n} times too large: it was summed once too often",
+    "times gathered": (
+        "{name} is {n} times too large: with gather_output every rank gets the same gradient of Y, so "
+        "backward takes this rank's columns and sums nothing"
+    ),
+    "alike": (
+        "all {n} shards are equal: every rank drew its own share after the same seed, or kept the same rows."
+        " Draw the whole layer's numbers on every rank, and let rank r keep rows {m}r to {m}(r + 1)"
+    ),
+    "whole shard": "the rank holds the whole {name}: each must hold 1/{n} of it",
+    "in_features": (
+        "that is a split along in_features: column-parallel splits out_features, which is dim 0 of torch's "
+        "[out, in] weight"
+    ),
+}
+
 
 class _Problem:
-    """One linear layer in float64 on odd sizes: the whole and each rank's part. Weights are [out, in], as torch keeps them."""
+    """One linear layer in float64 on odd sizes: the whole and each rank's part. Weights are [out, in], as
+    torch keeps them.
+    """
 
     def __init__(self, n: int, rng: torch.Generator, bias: bool, alike: bool) -> None:
         self.n, self.tokens, self.k, self.m = n, odd(rng, 5, 7), odd(rng, 9, 13), odd(rng, 3, 3)
@@ -17,7 +62,9 @@ class _Problem:
         self.bias = randn(rng, n * self.m) if bias else None
         self.y = self.x @ self.weight.T + (self.bias if bias else 0)
         self.dy = randn(rng, self.tokens, n * self.m)  # the whole gradient of Y; a rank's columns are its own
-        self.alike = alike  # with gather_output each rank holds the whole Y, and the same whole gradient comes back
+        self.alike = (
+            alike  # with gather_output each rank holds the whole Y, and the same whole gradient comes back
+        )
         self.dx = self.dy @ self.weight
         self.w, self.dw = self.weight.chunk(n), (self.dy.T @ self.x).chunk(n)
         self.b = self.bias.chunk(n) if bias else [None] * n
@@ -33,9 +80,14 @@ class _Problem:
         db = {} if self.bias is None else {"db": self.dys[r].sum(0)}
         return {"dX": self.dx, "dW": self.dw[r], **db}
 
+    def says(self, mistake: str, name: str = "") -> str:
+        return SAYS[mistake].format(n=self.n, m=self.m, name=name)
+
     def title(self) -> str:
-        return (f"{ranks_text(self.n)}, X [{self.tokens}, {self.k}], A with {self.n * self.m} columns"
-                f"{'' if self.bias is not None else ', no bias'}{', gather_output=True' if self.alike else ''}")
+        return (
+            f"{ranks_text(self.n)}, X [{self.tokens}, {self.k}], A with {self.n * self.m} columns"
+            f"{'' if self.bias is not None else ', no bias'}{', gather_output=True' if self.alike else ''}"
+        )
 
 
 def forward(n: int, rng: torch.Generator) -> list[Case]:
@@ -47,12 +99,23 @@ def forward(n: int, rng: torch.Generator) -> list[Case]:
         names = ["x", "weight", "bias"]
         kept = [dict(zip([f"{name} after the call" for name in names], given)) for given in inputs]
         expected = [{"result": p.result(r), **kept[r]} for r in range(n)]
-        mistakes = {"result": _y_mistakes(p), **{name: [(CHANGED, [])] for name in kept[0]}}
+        mistakes = {"result": _y_mistakes(p), **{name: [(SAYS["changed"], [])] for name in kept[0]}}
         settings = {"names": names, "group": True, "options": {"gather_output": gather}}
         if not bias:
             settings["names"] = ["x", "weight", None]
-        cases.append(Case(p.title(), n, "function", settings, inputs, expected, mistakes,
-                          column_traffic(p, backward=False), _praise(p, backward=False)))
+        cases.append(
+            Case(
+                p.title(),
+                n,
+                "function",
+                settings,
+                inputs,
+                expected,
+                mistakes,
+                column_traffic(p, backward=False),
+                _praise(p, backward=False),
+            )
+        )
     return cases
 
 
@@ -64,95 +127,113 @@ def autograd(n: int, rng: torch.Generator) -> list[Case]:
         inputs = [[p.x, p.w[r], *([p.b[r]] if bias else []), p.upstream(r)] for r in range(n)]
         expected = [{"Y": p.result(r), **p.gradients(r)} for r in range(n)]
         mistakes = {"Y": _y_mistakes(p), **_gradient_mistakes(p)}
-        cases.append(Case(p.title(), n, "autograd", {"bias": bias}, inputs, expected, mistakes,
-                          column_traffic(p, backward=True), _praise(p, backward=True)))
+        cases.append(
+            Case(
+                p.title(),
+                n,
+                "autograd",
+                {"bias": bias},
+                inputs,
+                expected,
+                mistakes,
+                column_traffic(p, backward=True),
+                _praise(p, backward=True),
+            )
+        )
     return cases
 
 
 def module(n: int, rng: torch.Generator) -> list[Case]:
     """``ColumnParallelLinear(in_features, out_features, group, bias, gather_output)``."""
-    cases = [_module_case(_Problem(n, rng, bias, alike=gather), rng)
-             for bias, gather in ((True, False), (True, True), (False, False))]
+    cases = [
+        _module_case(_Problem(n, rng, bias, alike=gather), rng)
+        for bias, gather in ((True, False), (True, True), (False, False))
+    ]
     if n > 1:
         p = _Problem(n, rng, bias=True, alike=False)
         out = n * p.m + 1
         settings = {"sizes": [p.k, out], "seed": 0, "bias": True, "gather": False}
         inputs = [[p.x, p.upstream(r)] for r in range(n)]
-        cases.append(Case(f"{n} ranks, out_features={out}, which does not divide by {n}", n, "module", settings, inputs,
-                          [{} for _ in range(n)], refuses="ValueError"))
+        cases.append(
+            Case(
+                f"{n} ranks, out_features={out}, which does not divide by {n}",
+                n,
+                "module",
+                settings,
+                inputs,
+                [{} for _ in range(n)],
+                refuses="ValueError",
+            )
+        )
     return cases
 
 
 def _module_case(p: _Problem, rng: torch.Generator) -> Case:
     n, bias, seed = p.n, p.bias is not None, int(torch.randint(1 << 30, (), generator=rng))
     whole, small = _dense(seed, p.k, n * p.m, bias), _dense(seed, p.k, p.m, bias)
-    start = [{f"{name} at the start": part[r] for name, part in ((k, v.chunk(n)) for k, v in whole.items())} for r in range(n)]
-    mistakes: dict[str, list[Mistake]] = {f"{name} at the start": [
-        *[(f"all {n} shards are equal: every rank drew its own share after the same seed, or kept the same rows. Draw the whole "
-           f"layer's numbers on every rank, and let rank r keep rows {p.m}r to {p.m}(r + 1)", [same] * n)
-          for same in (small[name], whole[name].chunk(n)[0])],
-        (f"the rank holds the whole {name}: each must hold 1/{n} of it", [whole[name]] * n),
-        ("that is a split along in_features: column-parallel splits out_features, which is dim 0 of torch's [out, in] weight",
-         list(whole[name].tensor_split(n, -1)))] for name in whole}
+    start = [{f"{name} at the start": t.chunk(n)[r] for name, t in whole.items()} for r in range(n)]
+    mistakes = {f"{name} at the start": _start_mistakes(p, name, whole[name], small[name]) for name in whole}
     mistakes |= {"Y": _y_mistakes(p), **_gradient_mistakes(p)}
     expected = [{**start[r], "Y": p.result(r), **p.gradients(r)} for r in range(n)]
     inputs = [[p.x, p.upstream(r), p.w[r], *([p.b[r]] if bias else [])] for r in range(n)]
     settings = {"sizes": [p.k, n * p.m], "seed": seed, "bias": bias, "gather": p.alike}
-    return Case(p.title(), n, "module", settings, inputs, expected, mistakes, column_traffic(p, backward=True),
-                _praise(p, backward=True), holds=sum(t.nbytes for t in start[0].values()))
+    traffic, praise = column_traffic(p, backward=True), _praise(p, backward=True)
+    holds = sum(t.nbytes for t in start[0].values())
+    return Case(p.title(), n, "module", settings, inputs, expected, mistakes, traffic, praise, holds)
 
 
 def _dense(seed: int, k: int, out: int, bias: bool) -> dict[str, Tensor]:
     """What ``nn.Linear(k, out)`` starts from after ``torch.manual_seed(seed)``, in float64."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return {name: p.detach() for name, p in nn.Linear(k, out, bias, dtype=torch.float64).named_parameters()}
+        layer = nn.Linear(k, out, bias, dtype=torch.float64)
+    return {name: parameter.detach() for name, parameter in layer.named_parameters()}
 
 
-CHANGED = "the function must leave its inputs as they were: do not use in-place operations on them"
+def _start_mistakes(p: _Problem, name: str, whole: Tensor, small: Tensor) -> list[Mistake]:
+    n = p.n
+    return [
+        (p.says("alike"), [small] * n),
+        (p.says("alike"), [whole.chunk(n)[0]] * n),
+        (p.says("whole shard", name), [whole] * n),
+        (p.says("in_features"), list(whole.tensor_split(n, -1))),
+    ]
 
 
 def _y_mistakes(p: _Problem) -> list[Mistake]:
-    n, ys = p.n, p.ys
-    plain = [p.x @ w.T for w in p.w]
-    wrong: list[Mistake] = [("that is the whole Y: without gather_output a rank returns its own columns only", [p.y] * n),
-                            ("those are this rank's columns only: with gather_output every rank returns the whole Y", list(ys)),
-                            ("the ranks' columns were added up: they belong side by side, along the last dimension", [sum(ys)] * n)]
+    n, ys, stacked = p.n, p.ys, torch.cat(p.ys)
+    wrong = [
+        (p.says("whole"), [p.y] * n),
+        (p.says("own"), list(ys)),
+        (p.says("added"), [sum(ys)] * n),
+        (p.says("stacked"), [stacked] * n),
+        (p.says("reshaped"), [stacked.reshape(p.y.shape)] * n),
+        (p.says("reverse"), [torch.cat(ys[::-1], 1)] * n),
+        (p.says("own first"), [torch.cat([ys[(r + i) % n] for i in range(n)], 1) for r in range(n)]),
+    ]
     if p.bias is not None:
-        bare = torch.cat(plain, 1)
-        wrong += [("the bias is missing", [bare if p.alike else t for t in plain]),
-                  (f"the bias was added {n} times instead of once", [p.result(r) + (n - 1) * (p.bias if p.alike else p.b[r])
-                                                                   for r in range(n)])]
-    stacked = torch.cat(ys, 0)
-    wrong += [("the ranks' columns were joined along dim 0, as all_gather_into_tensor lays them out: put them side by side "
-               "along the last dimension", [stacked] * n),
-              ("the ranks' blocks were joined along dim 0 and then reshaped, which mixes tokens and columns: join the blocks "
-               "along the last dimension", [stacked.reshape(p.y.shape)] * n),
-              ("the columns are in the reverse order of ranks", [torch.cat(ys[::-1], 1)] * n),
-              ("the columns begin with the rank's own: they belong in the order of ranks",
-               [torch.cat([ys[(r + i) % n] for i in range(n)], 1) for r in range(n)])]
+        biases = [p.bias if p.alike else p.b[r] for r in range(n)]
+        wrong.append((p.says("no bias"), [p.result(r) - biases[r] for r in range(n)]))
+        wrong.append((p.says("many biases"), [p.result(r) + (n - 1) * biases[r] for r in range(n)]))
     return wrong
 
 
 def _gradient_mistakes(p: _Problem) -> dict[str, list[Mistake]]:
-    n = p.n
-    local = [p.dys[r] @ p.w[r] for r in range(n)]
-    wrong = {"dX": [("that is only this rank's part of dX: every rank's columns depend on the whole X, so the parts must be "
-                     "summed with an all-reduce in backward", local),
-                    (f"dX is divided by {n}: the parts are summed, not averaged", [p.dx / n] * n)]}
-    rights = {"dW": list(p.dw), "db": [dy.sum(0) for dy in p.dys]}
-    for name, right in rights.items():
-        wrong[name] = [(f"{name} was summed over the ranks: each rank's {name} is its own rows' and must stay as it is",
-                        [sum(right)] * n),
-                       (f"{name} is divided by {n}: nothing is averaged over ranks here", [t / n for t in right])]
-    wrong["dW"].append(("dW is transposed: it has the shape of the weight, [out/P, in]", [t.T for t in p.dw]))
-    wrong["db"] += [("db is the mean over tokens; it is the sum", [t / p.tokens for t in rights["db"]]),
-                    ("db is the sum of all of dY: sum over tokens only, and keep one number per column",
-                     [t.sum().expand_as(t) for t in rights["db"]])]
-    times = (f"{{}} is {n} times too large: with gather_output every rank gets the same gradient of Y, so backward takes this "
-             "rank's columns and sums nothing" if p.alike else f"{{}} is {n} times too large: it was summed once too often")
-    for name, right in {"dX": [p.dx] * n, **rights}.items():
-        wrong[name].append((times.format(name), [t * n for t in right]))
+    n, dws, dbs = p.n, list(p.dw), [dy.sum(0) for dy in p.dys]
+    parts = [p.dys[r] @ p.w[r] for r in range(n)]
+    wrong = {
+        "dX": [(p.says("part of dX"), parts), (p.says("mean dX"), [p.dx / n] * n)],
+        "dW": [(p.says("transposed"), [t.T for t in dws])],
+        "db": [
+            (p.says("token mean"), [t / p.tokens for t in dbs]),
+            (p.says("one number"), [t.sum().expand_as(t) for t in dbs]),
+        ],
+    }
+    for name, right in {"dW": dws, "db": dbs}.items():
+        wrong[name].append((p.says("sum", name), [sum(right)] * n))
+        wrong[name].append((p.says("mean", name), [t / n for t in right]))
+    for name, right in {"dX": [p.dx] * n, "dW": dws, "db": dbs}.items():
+        wrong[name].append((p.says("times gathered" if p.alike else "times", name), [t * n for t in right]))
     return wrong
 
 
@@ -169,15 +250,22 @@ def _praise(p: _Problem, backward: bool) -> str:
 
 
 def column_traffic(p: _Problem, backward: bool) -> Traffic:
-    """Activations may move, the weight may not: one gather of Y if asked for, one all-reduce of dX in backward."""
+    """Activations may move, the weight may not: one gather of Y if asked for, one all-reduce of dX in
+    backward.
+    """
     allowed = _allowed(p, backward)
-    weight = {w.shape for w in (p.weight, p.weight.T, p.w[0], p.w[0].T)} | {(w.numel(),) for w in (p.weight, p.w[0])}
+    weight = {w.shape for w in (p.weight, p.weight.T, p.w[0], p.w[0].T)} | {
+        (w.numel(),) for w in (p.weight, p.w[0])
+    }
 
     def judge(messages: list[Message]) -> str | None:
         for m in messages:
             if m.shape in weight:
-                return (f"{m.phase} moved the weight: {m.op} of {list(m.shape)} (line {m.where[1]}), {bytes_text(m.wire)} per rank. "
-                        "A column-parallel layer leaves every rank its own columns of A and moves activations only")
+                return (
+                    f"{m.phase} moved the weight: {m.op} of {list(m.shape)} (line {m.where[1]}),"
+                    f" {bytes_text(m.wire)} per rank. A column-parallel layer leaves every rank its own"
+                    " columns of A and moves activations only"
+                )
         for r in range(p.n):
             for phase, limit in allowed.items():
                 mine = [m for m in messages if m.rank == r and m.phase == phase]
@@ -185,6 +273,7 @@ def column_traffic(p: _Problem, backward: bool) -> Traffic:
                 if sent > limit + 1e-6:
                     return f"{_calls(mine)} in {phase}: {bytes_text(sent)} per rank; {_why(phase, limit)}"
         return None
+
     return judge
 
 
@@ -195,7 +284,11 @@ def _calls(messages: list[Message]) -> str:
 
 def _why(phase: str, limit: float) -> str:
     if phase == "backward":
-        return f"one all-reduce of dX, {bytes_text(limit)}, is all that backward needs" if limit else "no backward was asked for"
+        return (
+            f"one all-reduce of dX, {bytes_text(limit)}, is all that backward needs"
+            if limit
+            else "no backward was asked for"
+        )
     if limit:
         return f"gathering the columns of Y takes {bytes_text(limit)}"
     return "every rank holds the whole X and its own columns of A, so forward needs no message at all"

@@ -1,7 +1,8 @@
 """What a graded rank may do: compute, read Python's own files, and talk to its parent. Nothing else.
 
-The kernel enforces it, so Python code cannot talk itself out of it: Landlock rules for files, a seccomp filter for system
-calls, limits on memory and processor time, and no capabilities. Linux only; `protections` says what a machine offers.
+The kernel enforces it, so Python code cannot talk itself out of it: Landlock rules for files, a seccomp
+filter for system calls, limits on memory and processor time, and no capabilities. Linux only; `protections`
+says what a machine offers.
 """
 
 import contextlib
@@ -21,24 +22,27 @@ READ_FILE, READ_DIR, EXECUTE, WRITE_FILE = 1 << 2, 1 << 3, 1 << 0, 1 << 1
 CLONE_THREAD = 0x10000
 EPERM, ALLOW, DENY = 1, 0x7FFF0000, 0x00050000
 
-# System calls by (x86-64 number, arm64 number): new processes and programs, sockets, other processes' memory, signals and
-# limits, memory shared between processes, file attributes and locks (Landlock does not cover those), the kernel's own doors.
+# System calls by (x86-64 number, arm64 number): new processes and programs, sockets, other processes' memory,
+# signals and limits, memory shared between processes, file attributes and locks (not
+# covered by Landlock), the kernel's own doors.
 FORBIDDEN = {
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "io_uring_setup": (425, 425),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "kcmp": (312, 272), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
     "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438),
-    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118), "sched_setattr": (314, 274), "migrate_pages": (256, 238), "move_pages": (279, 239),
-    "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180), "flock": (73, 32),
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
-    "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
-    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
-    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "bpf": (321, 280), "perf_event_open": (298, 241),
-    "add_key": (248, 217), "keyctl": (250, 219), "userfaultfd": (323, 282), "open_by_handle_at": (304, 265),
-}
+    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238), "move_pages": (279, 239), "shmget": (29, 194), "msgget": (68, 186),
+    "semget": (64, 190), "mq_open": (240, 180), "flock": (73, 32), "chmod": (90, None), "fchmod": (91, 52),
+    "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None), "fchown": (93, 55),
+    "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "bpf": (321, 280),
+    "perf_event_open": (298, 241), "add_key": (248, 217), "keyctl": (250, 219), "userfaultfd": (323, 282),
+    "open_by_handle_at": (304, 265),
+}  # fmt: skip
 CLONE, CLONE3, KILL, TGKILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -56,8 +60,8 @@ def protections() -> list[str]:
 def confine(memory_bytes: int, cpu_seconds: int) -> None:
     """Give up, for good, whatever a graded rank does not need.
 
-    ``memory_bytes`` is how much address space the process may add to what it has now. Where the machine lacks a
-    protection the others still hold.
+    ``memory_bytes`` is how much address space the process may add to what it has now. Where the machine
+    lacks a protection the others still hold.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
@@ -87,14 +91,26 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _landlock(libc: ctypes.CDLL) -> None:
-    """Reading: Python, its packages but this one, and the system's libraries. Writing: nowhere but /dev/null."""
+    """Reading: Python, its packages but this one, and the system's libraries. Writing: nowhere but
+    /dev/null.
+    """
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     files = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     ruleset = struct.pack("<QQQ", files, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = libc.syscall(CREATE_RULESET, ruleset, len(ruleset), 0)
     _check(rules, "landlock_create_ruleset")
-    roots = {sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(torch.__file__)), "/usr", "/lib", "/lib64",
-             "/etc/ld.so.cache", "/dev/urandom", "/proc/cpuinfo", "/sys/devices/system/cpu"}
+    roots = {
+        sys.prefix,
+        sys.base_prefix,
+        os.path.dirname(os.path.dirname(torch.__file__)),
+        "/usr",
+        "/lib",
+        "/lib64",
+        "/etc/ld.so.cache",
+        "/dev/urandom",
+        "/proc/cpuinfo",
+        "/sys/devices/system/cpu",
+    }
     rights = [(path, READ_DIR) for path in roots] + [("/dev/null", READ_FILE | WRITE_FILE)]
     rights += [(path, READ_FILE | READ_DIR | EXECUTE) for root in roots for path in without(root, COURSE)]
     for path, access in rights:
@@ -102,14 +118,19 @@ def _landlock(libc: ctypes.CDLL) -> None:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
             access = access if os.path.isdir(path) else access & ~READ_DIR
             if access:
-                _check(libc.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", access, place), 0), f"landlock_add_rule for {path}")
+                _check(
+                    libc.syscall(ADD_RULE, rules, 1, struct.pack("<Qi", access, place), 0),
+                    f"landlock_add_rule for {path}",
+                )
             os.close(place)
     _check(libc.syscall(RESTRICT_SELF, rules, 0), "landlock_restrict_self")
     os.close(rules)
 
 
 def without(root: str, hidden: str) -> list[str]:
-    """``root``, or what is in it when ``hidden`` is: paths that together hold everything below root but ``hidden``."""
+    """``root``, or what is in it when ``hidden`` is: paths that together hold everything below root but
+    ``hidden``.
+    """
     if hidden == root:
         return []
     if not hidden.startswith(os.path.join(root, "")):
@@ -118,14 +139,25 @@ def without(root: str, hidden: str) -> list[str]:
 
 
 def _seccomp(libc: ctypes.CDLL) -> None:
-    """Refuse FORBIDDEN with EPERM; threads may start, processes may not; signals and limits reach only this process."""
+    """Refuse FORBIDDEN with EPERM; threads may start, processes may not; signals and limits reach only this
+    process.
+    """
     column, architecture = ARCHITECTURES[platform.machine()]
     load = lambda offset: _step(0x20, offset)  # noqa: E731  offsets in struct seccomp_data: nr 0, arch 4, args 16, 24, ...
     refuse = _step(0x06, DENY | EPERM)
-    program = [load(4), _step(0x15, architecture, 1, 0), refuse, load(0), _step(0x35, 0x40000000, 0, 1), refuse]
+    program = [
+        load(4),
+        _step(0x15, architecture, 1, 0),
+        refuse,
+        load(0),
+        _step(0x35, 0x40000000, 0, 1),
+        refuse,
+    ]
     for number in (numbers[column] for numbers in FORBIDDEN.values() if numbers[column] is not None):
         program += [_step(0x15, number, 0, 1), refuse]
-    no_such_call = _step(0x06, DENY | 38)  # the C library then falls back from clone3 to clone, whose flags can be seen
+    no_such_call = _step(
+        0x06, DENY | 38
+    )  # the C library then falls back from clone3 to clone, whose flags can be seen
     program += [_step(0x15, CLONE3[column], 0, 1), no_such_call]
     program += [_step(0x15, CLONE[column], 0, 3), load(16), _step(0x45, CLONE_THREAD, 1, 0), refuse, load(0)]
     for numbers, allowed in ((KILL, [os.getpid()]), (TGKILL, [os.getpid()]), (PRLIMIT, [0, os.getpid()])):

@@ -1,21 +1,23 @@
 """How a rank calls a learner's function, autograd function or module, and what it hands back.
 
-Each driver returns named tensors and a few facts (plain JSON). They run beside the learner's code, so the parent believes
-nothing of what they say beyond the arrays it can compare and the traffic it has seen itself.
+Each driver returns named tensors and a few facts (plain JSON). They run beside the learner's code, so the
+parent believes nothing of what they say beyond the arrays it can compare and the traffic it has seen itself.
 """
 
 import gc
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from tpcourse.grade.group import Channel
 
 Answer = tuple[dict[str, Tensor], dict]
 
 
-def function(answer, channel: Channel, tensors: list[Tensor], names: list[str], group: bool, options: dict) -> Answer:
+def function(
+    answer, channel: Channel, tensors: list[Tensor], names: list[str], group: bool, options: dict
+) -> Answer:
     """``answer(*tensors[, group], **options)``: its result, and each input as it is afterwards."""
     inputs = dict(zip(names, tensors))
     result = answer(*(inputs.get(name) for name in names), *([dist.group.WORLD] if group else []), **options)
@@ -31,8 +33,11 @@ def autograd(answer, channel: Channel, tensors: list[Tensor], bias: bool) -> Ans
     return _backward(channel, y, upstream, x, weight, b)
 
 
-def module(answer, channel: Channel, tensors: list[Tensor], sizes: list[int], seed: int, bias: bool, gather: bool) -> Answer:
-    """Build ``answer``, hand back what it starts from, put this rank's own numbers in, then forward and backward.
+def module(
+    answer, channel: Channel, tensors: list[Tensor], sizes: list[int], seed: int, bias: bool, gather: bool
+) -> Answer:
+    """Build ``answer``, hand back what it starts from, put this rank's own numbers in, then forward and
+    backward.
 
     tensors: x, the upstream gradient, this rank's weight and, with ``bias``, its bias.
     """
@@ -42,7 +47,10 @@ def module(answer, channel: Channel, tensors: list[Tensor], sizes: list[int], se
     torch.manual_seed(seed)
     layer = answer(*sizes, dist.group.WORLD, bias=bias, gather_output=gather)
     parameters = dict(layer.named_parameters())
-    facts = {"held": _held() - before, "parameters": {k: list(p.shape) for k, p in list(parameters.items())[:8]}}
+    facts = {
+        "held": _held() - before,
+        "parameters": {k: list(p.shape) for k, p in list(parameters.items())[:8]},
+    }
     start = {f"{k} at the start": p.detach().clone() for k, p in parameters.items()}
     wanted = dict(zip(("weight", "bias"), shards))
     if {k: p.shape for k, p in parameters.items()} != {k: s.shape for k, s in wanted.items()}:
@@ -54,7 +62,9 @@ def module(answer, channel: Channel, tensors: list[Tensor], sizes: list[int], se
     return {**start, **outputs}, {**facts, **more}
 
 
-def _backward(channel: Channel, y: Tensor, upstream: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Answer:
+def _backward(
+    channel: Channel, y: Tensor, upstream: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Answer:
     outputs, facts = _named(Y=y)
     if "Y" in outputs and y.shape == upstream.shape and y.requires_grad:
         channel.send("phase", phase="backward")
@@ -73,6 +83,9 @@ def _named(**values) -> Answer:
 def _held() -> int:
     """Bytes of every tensor that Python can reach in this process, each storage once."""
     gc.collect()
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-                for t in gc.get_objects() if issubclass(type(t), Tensor)}
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in gc.get_objects()
+        if issubclass(type(t), Tensor)
+    }
     return sum(storages.values())

@@ -28,11 +28,18 @@ class Result:
 class Submission:
     """A learner's notebook against the ``tasks`` of its source. Nothing of it runs in this process."""
 
-    def __init__(self, notebook: dict, tasks: list[Graded], seed: int | None = None, seconds: float = SECONDS) -> None:
+    def __init__(
+        self, notebook: dict, tasks: list[Graded], seed: int | None = None, seconds: float = SECONDS
+    ) -> None:
         self.tasks, self.seed, self.seconds = tasks, seed, seconds
         self.cells = code_cells(notebook)
         for cell in self.cells:  # so that feedback can show the line that failed
-            linecache.cache[cell.label] = (len(cell.text), None, cell.text.splitlines(keepends=True), cell.label)
+            linecache.cache[cell.label] = (
+                len(cell.text),
+                None,
+                cell.text.splitlines(keepends=True),
+                cell.label,
+            )
 
     def results(self) -> list[Result]:
         return list(self.graded())
@@ -58,10 +65,14 @@ class Submission:
             if not last.passed:
                 lines = [last.case + ":", *last.lines, *printed_lines(last.printed)]
                 return Result(graded.task, 0, graded.points, False, [_plain(line) for line in lines], seed)
-        return Result(graded.task, graded.points, graded.points, True, [f"{last.case}: {last.lines[0]}"], seed)
+        return Result(
+            graded.task, graded.points, graded.points, True, [f"{last.case}: {last.lines[0]}"], seed
+        )
 
     def _cells_before(self, graded: Graded) -> int:
-        """How many code cells stand before the task's check; all of them when the check is not there any more."""
+        """How many code cells stand before the task's check; all of them when the check is not there any
+        more.
+        """
         found = [i for i, cell in enumerate(self.cells) if cell.grade_id == graded.grade_id]
         return found[0] if found else len(self.cells)
 
@@ -80,7 +91,8 @@ class Sources:
             raise ValueError(f"{folder} holds no source notebook; name the folder with --solutions")
 
     def tasks_of(self, notebook: dict, path: Path) -> list[Graded]:
-        """The tasks that a submission is graded on: of the source with most checks in common, else of one whose task it has.
+        """The tasks that a submission is graded on: of the source with most checks in common, else of one
+        whose task it has.
 
         Raises ValueError when neither tells.
         """
@@ -92,4 +104,6 @@ class Sources:
         for name, tasks in self.notebooks.items():
             if any(g.answer in cell.text for cell in code_cells(notebook) for g in tasks):
                 return tasks
-        raise ValueError(f"{path.name} belongs to no exercise: it has none of the checks of {', '.join(self.notebooks)}")
+        raise ValueError(
+            f"{path.name} belongs to no exercise: it has none of the checks of {', '.join(self.notebooks)}"
+        )

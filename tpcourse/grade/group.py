@@ -1,4 +1,5 @@
-"""A process group whose every operation goes to the parent, which performs it and so sees each byte (the rank's side).
+"""A process group whose every operation goes to the parent, which performs it and so sees each byte (the
+rank's side).
 
 To a learner's code this is `torch.distributed` as usual. `tpcourse.grade.hub` is the other end.
 """
@@ -68,7 +69,9 @@ class Channel:
 class HubWork(dist.Work):
     """An operation under way; what arrives is copied into ``outputs`` when someone waits for it."""
 
-    def __init__(self, channel: Channel, request: int, outputs: list[torch.Tensor], op: str, line: int) -> None:
+    def __init__(
+        self, channel: Channel, request: int, outputs: list[torch.Tensor], op: str, line: int
+    ) -> None:
         super().__init__()
         self.channel, self.request, self.outputs, self.done = channel, request, outputs, False
         self.op, self.line = op, line
@@ -108,8 +111,16 @@ class HubGroup(dist.ProcessGroup):
     def _start(self, op: str, inputs: list, outputs: list, **more) -> HubWork:
         request = next(self.channel.ids)
         place = _place()
-        self.channel.send("op", inputs, id=request, op=op, group=self.ranks, where=place,
-                          outputs=[arrays.spec(t) for t in outputs], **more)
+        self.channel.send(
+            "op",
+            inputs,
+            id=request,
+            op=op,
+            group=self.ranks,
+            where=place,
+            outputs=[arrays.spec(t) for t in outputs],
+            **more,
+        )
         return HubWork(self.channel, request, outputs, op, place[1])
 
     def send(self, tensors, peer, tag=0):
@@ -122,7 +133,9 @@ class HubGroup(dist.ProcessGroup):
         return self._start("barrier", [], [])
 
     def broadcast(self, tensors, opts):
-        return self._start("broadcast", tensors if self.rank() == opts.rootRank else [], tensors, root=opts.rootRank)
+        return self._start(
+            "broadcast", tensors if self.rank() == opts.rootRank else [], tensors, root=opts.rootRank
+        )
 
     def allreduce(self, tensors, opts=dist.AllreduceOptions()):
         return self._start("all_reduce", tensors, tensors, reduce=_name(opts))
@@ -138,16 +151,22 @@ class HubGroup(dist.ProcessGroup):
         return self._start("all_gather", [input], list(output.view(self.size(), *input.shape)))
 
     def gather(self, outputs, inputs, opts):
-        return self._start("gather", inputs, outputs[0] if self.rank() == opts.rootRank else [], root=opts.rootRank)
+        return self._start(
+            "gather", inputs, outputs[0] if self.rank() == opts.rootRank else [], root=opts.rootRank
+        )
 
     def scatter(self, outputs, inputs, opts):
-        return self._start("scatter", inputs[0] if self.rank() == opts.rootRank else [], outputs, root=opts.rootRank)
+        return self._start(
+            "scatter", inputs[0] if self.rank() == opts.rootRank else [], outputs, root=opts.rootRank
+        )
 
     def reduce_scatter(self, outputs, inputs, opts=dist.ReduceScatterOptions()):
         return self._start("reduce_scatter", inputs[0], outputs, reduce=_name(opts))
 
     def reduce_scatter_single(self, output, input, opts=dist.ReduceScatterOptions()):
-        return self._start("reduce_scatter", list(input.view(self.size(), *output.shape)), [output], reduce=_name(opts))
+        return self._start(
+            "reduce_scatter", list(input.view(self.size(), *output.shape)), [output], reduce=_name(opts)
+        )
 
     def alltoall(self, outputs, inputs, opts=None):
         return self._start("all_to_all", inputs, outputs)
@@ -156,11 +175,18 @@ class HubGroup(dist.ProcessGroup):
         split = lambda t, sizes: list(t.split(sizes) if sizes else t.chunk(self.size()))  # noqa: E731
         return self._start("all_to_all", split(input, input_sizes), split(output, output_sizes))
 
-    _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
+    _allgather_base, _reduce_scatter_base, alltoall_base = (
+        all_gather_single,
+        reduce_scatter_single,
+        all_to_all_single,
+    )
 
 
 def join(channel: Channel, rank: int, world_size: int) -> None:
-    """Make the default group of this process a `HubGroup`; groups made later with ``dist.new_group`` are, too."""
+    """Make the default group of this process a `HubGroup`; groups made later with ``dist.new_group`` are,
+    too.
+    """
+
     def create(options, _) -> HubGroup:
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
         return HubGroup(channel, options.group_rank, ranks)

@@ -1,6 +1,7 @@
 """Where the ranks' messages are exchanged and counted: the parent's end of `tpcourse.grade.group`.
 
-A rank can reach another only through here, so what the hub saw is what was sent, whatever the rank says of itself.
+A rank can reach another only through here, so what the hub saw is what was sent, whatever the rank says of
+itself.
 """
 
 from collections import defaultdict
@@ -13,7 +14,10 @@ from tpcourse.grade import arrays
 from tpcourse.measure import wire_bytes
 
 REDUCTIONS = {
-    "sum": lambda t: t.sum(0), "avg": lambda t: t.mean(0), "product": lambda t: t.prod(0), "max": lambda t: t.amax(0),
+    "sum": lambda t: t.sum(0),
+    "avg": lambda t: t.mean(0),
+    "product": lambda t: t.prod(0),
+    "max": lambda t: t.amax(0),
     "min": lambda t: t.amin(0),
 }
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -51,7 +55,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank put on the wire in one call: ``wire`` bytes, under the bandwidth-optimal algorithm of a collective."""
+    """What one rank put on the wire in one call: ``wire`` bytes, under the bandwidth-optimal algorithm of a
+    collective.
+    """
 
     rank: int
     op: str
@@ -76,11 +82,15 @@ class Hub:
     _lines: dict = field(default_factory=lambda: defaultdict(list))
 
     def submit(self, rank: int, header: dict, tensors: list[Tensor]) -> list[tuple[int, int, list[Tensor]]]:
-        """Take one call; answers are (rank, id, tensors). Raises Misuse, or ValueError for a frame that is no call."""
+        """Take one call; answers are (rank, id, tensors). Raises Misuse, or ValueError for a frame that is
+        no call.
+        """
         call = self._read(rank, header, tensors)
         self.calls, self.bytes = self.calls + 1, self.bytes + sum(t.nbytes for t in tensors)
         if self.calls > MAX_CALLS or self.bytes > MAX_BYTES:
-            raise Misuse(f"the ranks made more than {MAX_CALLS} calls or sent more than {MAX_BYTES >> 20} MiB")
+            raise Misuse(
+                f"the ranks made more than {MAX_CALLS} calls or sent more than {MAX_BYTES >> 20} MiB"
+            )
         self.open_calls[rank, call.id] = call
         self._record(call)
         answers = self._match_pair(call) if call.op in ("send", "recv") else self._match_all(call)
@@ -91,7 +101,11 @@ class Hub:
     def _read(self, rank: int, header: dict, tensors: list[Tensor]) -> Call:
         op, group, where = header["op"], tuple(header["group"]), header["where"]
         more = {k: header[k] for k in ("peer", "tag", "reduce", "root") if k in header}
-        if op not in (*COLLECTIVES, "send", "recv") or rank not in group or not set(group) <= set(range(self.ranks)):
+        if (
+            op not in (*COLLECTIVES, "send", "recv")
+            or rank not in group
+            or not set(group) <= set(range(self.ranks))
+        ):
             raise ValueError(f"no operation of this course: {str(op)[:40]} on ranks {group}")
         for key in ("peer", "root"):
             if key in more and more[key] not in range(len(group)):
@@ -102,7 +116,16 @@ class Hub:
             raise ValueError(f"{op} takes one tensor per rank: {len(group)}, got {len(tensors)}")
         for one in header["outputs"]:
             arrays.nbytes(one)
-        return Call(rank, int(header["id"]), op, group, tensors, header["outputs"], (str(where[0]), int(where[1])), more)
+        return Call(
+            rank,
+            int(header["id"]),
+            op,
+            group,
+            tensors,
+            header["outputs"],
+            (str(where[0]), int(where[1])),
+            more,
+        )
 
     def _record(self, call: Call) -> None:
         if call.op in ("recv", "barrier"):
@@ -127,8 +150,10 @@ class Hub:
         line.remove(send), line.remove(recv)
         sent, wanted = arrays.spec(send.tensors[0]), recv.outputs[0]
         if sent[0] != wanted[0] or arrays.nbytes(sent) != arrays.nbytes(wanted):
-            raise Misuse(f"rank {send.rank} sends {sent[0]} {sent[1]} to rank {recv.rank}, which receives into "
-                         f"{wanted[0]} {wanted[1]}")
+            raise Misuse(
+                f"rank {send.rank} sends {sent[0]} {sent[1]} to rank {recv.rank}, which receives into "
+                f"{wanted[0]} {wanted[1]}"
+            )
         return [(send.rank, send.id, []), (recv.rank, recv.id, send.tensors)]
 
     def _match_all(self, call: Call) -> list:
@@ -160,6 +185,7 @@ def _wire(call: Call) -> float:
 
 def _agree(calls: list[Call]) -> None:
     """Raise Misuse unless the calls are the same operation on tensors that fit."""
+
     def essence(call: Call) -> tuple:
         shapes = [] if call.op == "all_to_all" or not call.tensors else [arrays.spec(t) for t in call.tensors]
         if call.op in ("broadcast", "scatter"):

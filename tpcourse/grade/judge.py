@@ -1,4 +1,6 @@
-"""From what the ranks did to a verdict in sentences: pass, or which rank, which index, and what that usually means."""
+"""From what the ranks did to a verdict in sentences: pass, or which rank, which index, and what that usually
+means.
+"""
 
 import linecache
 from dataclasses import dataclass, field
@@ -11,12 +13,15 @@ from tpcourse.grade import arrays
 from tpcourse.grade.case import Case, bytes_text
 from tpcourse.grade.session import Fault, Outcome
 
+PICKLED = "<dynamic-code>"  # what cloudpickle calls the file of code that it brought along
 RELATIVE, ABSOLUTE = 1e-9, 1e-12  # float64: order of summation, nothing more
 
 
 @dataclass
 class Verdict:
-    """``passed``, and ``lines`` that say why or what was seen; ``printed`` is what the learner's code printed."""
+    """``passed``, and ``lines`` that say why or what was seen; ``printed`` is what the learner's code
+    printed.
+    """
 
     case: str
     passed: bool
@@ -32,7 +37,8 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
         lines = fault_lines(outcome.fault)
     else:
         lines = _value_lines(case, outcome)
-        sent = case.traffic(outcome.messages)
+        unwritten = lines[:1] == [_nothing("result", 0, {"result": "NoneType"})]
+        sent = None if unwritten else case.traffic(outcome.messages)
         lines += [f"What your ranks sent: {sent}."] if sent else []
         lines += _wait_lines(outcome) + _memory_lines(case, outcome)
     return Verdict(case.title, not lines, lines or [case.praise], outcome.printed)
@@ -48,21 +54,27 @@ def fault_lines(fault: Fault) -> list[str]:
         "misuse": ["The ranks' calls do not fit each other.", fault.text + ".", _misuse_hint(fault.text)],
         "exit": [fault.text + ".", "Return a value or raise an error instead of ending the process."],
         "flood": [fault.text + "; nothing is printed in graded code, or little."],
-        "garbage": [f"Rank {fault.ranks[0]} sent its parent something that is no call of this course: {fault.text}."],
+        "garbage": [
+            f"Rank {fault.ranks[0]} sent its parent something that is no call of this course: {fault.text}."
+        ],
     }
     return [line for line in hints[fault.kind] if line]
 
 
 def _error_lines(fault: Fault) -> list[str]:
     if fault.error.get("type") == "PackageUsed":
-        return [f"{fault.error['message']}, and this exercise asks you to write it.",
-                "While your code is checked there is torch and torch.distributed, and nothing of tpcourse."]
+        return [
+            f"{fault.error['message']}, and this exercise asks you to write it.",
+            "While your code is checked there is torch and torch.distributed, and nothing of tpcourse.",
+        ]
     who = f"rank {fault.ranks[0]}" if len(fault.ranks) == 1 else f"ranks {', '.join(map(str, fault.ranks))}"
     lines = [f"{who}: {fault.text}"]
     lines += [_place_text(*place) for place in _places(fault.error)]
     if fault.error.get("type") == "PermissionError":
-        lines.append("A checked rank reads Python's own files, writes none, and starts no process or connection. For ranks to "
-                     "speak there are the plain functions of torch.distributed.")
+        lines.append(
+            "A checked rank reads Python's own files, writes none, and starts no process or connection. For"
+            " ranks to speak there are the plain functions of torch.distributed."
+        )
     if "allocate" in fault.text or "MemoryError" in fault.text:
         lines.append("A checked rank may use 512 MiB; these tensors need a few KB.")
     return lines
@@ -75,23 +87,31 @@ def _places(error: dict) -> list[tuple[str, int, str]]:
 
 
 def _place_text(file: str, number: int, function: str) -> str:
-    """Where in the learner's code, with the line if it is a cell of theirs: no file is opened because a rank named it."""
-    if not file.startswith("cell ") and "ipykernel" not in file:
+    """Where in the learner's code, with the line if it is a cell of theirs: no file is opened because a rank
+    named it.
+    """
+    if file != PICKLED and not file.startswith("cell "):
         return f"in {function}, line {number} of {Path(file).name}"
     known = linecache.cache.get(file, ())
-    text = known[2][number - 1].strip() if len(known) == 4 and 0 < number <= len(known[2]) else ""
-    cell = file if file.startswith("cell ") else "the notebook's cell"
-    return f"in {function or cell}, line {number} of {cell}{': ' + text if text else ''}"
+    lines = known[2] if len(known) == 4 and f"def {function}(" in "".join(known[2]) else []
+    text = f": {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""
+    return f"in {function or 'the cell'}, line {number} of {'its cell' if file == PICKLED else file}{text}"
 
 
 def _stuck_hint(text: str) -> str:
     if "which receives from" in text:
         return "The two ends of a message must name each other: the rank I send to must receive from me."
     if "waits in send" in text and "waits in recv" not in text:
-        return ("Every rank sends before it receives, and a send ends only when the other side receives. Start both with "
-                "dist.batch_isend_irecv, or start the send with dist.isend and wait for it after the receive.")
+        return (
+            "Every rank sends before it receives, and a send ends only when the other side receives. Start"
+            " both with dist.batch_isend_irecv, or start the send with dist.isend and wait for it after the"
+            " receive."
+        )
     if "waits in recv" in text and "waits in send" not in text:
-        return "Someone waits for a message that nobody sends: look at who sends to whom, and how many messages there are."
+        return (
+            "Someone waits for a message that nobody sends: look at who sends to whom, and how many messages"
+            " there are."
+        )
     if "has finished" in text:
         return "Every rank must make the same collective calls; here some returned while others still wait."
     return ""
@@ -99,7 +119,10 @@ def _stuck_hint(text: str) -> str:
 
 def _misuse_hint(text: str) -> str:
     if "float32" in text and "float64" in text:
-        return "torch.empty and torch.zeros make float32 unless told otherwise: torch.empty_like(x) takes x's dtype."
+        return (
+            "torch.empty and torch.zeros make float32 unless told otherwise: torch.empty_like(x) takes x's"
+            " dtype."
+        )
     if "which receives into" in text:
         return "The receiver's buffer must have the size of what is sent."
     return ""
@@ -111,7 +134,10 @@ def _refusal_lines(case: Case, outcome: Outcome) -> list[str]:
         return []
     if fault:
         return [f"Expected {case.refuses}; instead:", *fault_lines(fault)]
-    return [f"Expected {case.refuses}, and your code went on: say at construction what does not divide, and by what."]
+    return [
+        f"Expected {case.refuses}, and your code went on: say at construction what does not divide, and by"
+        " what."
+    ]
 
 
 def _value_lines(case: Case, outcome: Outcome) -> list[str]:
@@ -138,28 +164,39 @@ def _difference(name: str, rank: int, got: Tensor | None, right: Tensor, facts: 
     if not wrong.any():
         return ""
     index = tuple(wrong.nonzero()[0].tolist())
-    return (f"rank {rank}, {name}{list(index)}: expected {right[index].item():.6g}, got {got[index].item():.6g} "
-            f"({int(wrong.sum())} of {wrong.numel()} numbers differ)")
+    return (
+        f"rank {rank}, {name}{list(index)}: expected {right[index].item():.6g}, got {got[index].item():.6g} "
+        f"({int(wrong.sum())} of {wrong.numel()} numbers differ)"
+    )
 
 
 def _nothing(name: str, rank: int, facts: dict) -> str:
     kind = str(facts.get(name, ""))[:40]
     if name in ("result", "Y"):
-        return (f"rank {rank}: your code returned {kind or 'nothing'} where a tensor is expected"
-                f"{': it is not written yet' if kind in ('', 'NoneType') else ''}")
+        return (
+            f"rank {rank}: your code returned {kind or 'nothing'} where a tensor is expected"
+            f"{': it is not written yet' if kind in ('', 'NoneType') else ''}"
+        )
     if name.endswith(" at the start"):
         found = facts.get("parameters")
         names = ", ".join(str(key)[:40] for key in found) if isinstance(found, dict) else ""
-        return f"rank {rank}: the module has no parameter called {name.removesuffix(' at the start')}; it has {names or 'none'}"
-    return f"rank {rank}: {name} did not come back: backward gave {kind if kind != 'NoneType' else 'None'} there"
+        return (
+            f"rank {rank}: the module has no parameter called {name.removesuffix(' at the start')}; it has"
+            f" {names or 'none'}"
+        )
+    return (
+        f"rank {rank}: {name} did not come back: backward gave {kind if kind != 'NoneType' else 'None'} there"
+    )
 
 
 def _meaning(case: Case, name: str, got: list[Tensor | None], right: list[Tensor]) -> str:
     """The first known mistake that explains what all ranks returned."""
     numbers_only = all(g is not None and arrays.spec(g) == arrays.spec(r) for g, r in zip(got, right))
     for text, wrong in case.mistakes.get(name, []):
-        if wrong and all(g is not None and g.shape == w.shape and torch.allclose(g.double(), w, RELATIVE, ABSOLUTE)
-                         for g, w in zip(got, wrong)):
+        if wrong and all(
+            g is not None and g.shape == w.shape and torch.allclose(g.double(), w, RELATIVE, ABSOLUTE)
+            for g, w in zip(got, wrong)
+        ):
             return text
         if not wrong and numbers_only:
             return text
@@ -171,8 +208,10 @@ def _wait_lines(outcome: Outcome) -> list[str]:
         left = facts.get("never waited for")
         if isinstance(left, list) and left and isinstance(left[0], list) and len(left[0]) == 2:
             op, line = str(left[0][0])[:40], str(left[0][1])[:10]
-            return [f"Rank {rank} started {op} on line {line} and never waited for it: call wait() on what it returned, or its "
-                    "numbers may not have left, or not have come, when you use them."]
+            return [
+                f"Rank {rank} started {op} on line {line} and never waited for it: call wait() on what it"
+                " returned, or its numbers may not have left, or not have come, when you use them."
+            ]
     return []
 
 
@@ -182,6 +221,9 @@ def _memory_lines(case: Case, outcome: Outcome) -> list[str]:
     for rank, facts in enumerate(outcome.facts):
         held = facts.get("held")
         if type(held) is int and held > 1.5 * case.holds:
-            return [f"Rank {rank} holds {bytes_text(held)} of tensors after the module is built; its shard is "
-                    f"{bytes_text(case.holds)}. Keep only this rank's rows, as a copy and not as a view of the whole."]
+            return [
+                f"Rank {rank} holds {bytes_text(held)} of tensors after the module is built; its shard is"
+                f" {bytes_text(case.holds)}. Keep only this rank's rows, as a copy and not as a view of the"
+                " whole."
+            ]
     return []

@@ -21,7 +21,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Graded:
-    """One graded task of a source notebook: which check, on which object, with which numbers of ranks, for what points."""
+    """One graded task of a source notebook: which check, on which object, with which numbers of ranks, for
+    what points.
+    """
 
     task: str
     answer: str
@@ -33,7 +35,9 @@ class Graded:
 def read(path: Path) -> dict:
     """The notebook at ``path``. Raises ValueError when it is not one."""
     if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"{path.name} has {path.stat().st_size >> 20} MiB; at most {MAX_BYTES >> 20} are read")
+        raise ValueError(
+            f"{path.name} has {path.stat().st_size >> 20} MiB; at most {MAX_BYTES >> 20} are read"
+        )
     try:
         notebook = json.loads(path.read_bytes())
         cells = [(cell["cell_type"], source(cell)) for cell in notebook["cells"]]
@@ -52,24 +56,33 @@ def source(cell: dict) -> str:
 def code_cells(notebook: dict) -> list[Cell]:
     """The code cells in order, numbered from 1 as a person counts them."""
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return [Cell(f"cell {i + 1}", source(cell), _metadata(cell).get("grade_id")) for i, cell in enumerate(cells)]
+    return [
+        Cell(f"cell {i + 1}", source(cell), _metadata(cell).get("grade_id")) for i, cell in enumerate(cells)
+    ]
 
 
 def graded_tasks(notebook: dict) -> list[Graded]:
-    """The tasks of a source notebook: the ``check(...)`` calls of its graded cells, those between hidden marks too.
+    """The tasks of a source notebook: the ``check(...)`` calls of its graded cells, those between hidden
+    marks too.
 
-    The numbers of ranks of several checks in one cell are joined. Raises ValueError for a graded cell without a check.
+    The numbers of ranks of several checks in one cell are joined. Raises ValueError for a graded cell
+    without a check.
     """
     found = []
     for cell in notebook["cells"]:
         if _metadata(cell).get("grade"):
-            calls = [node for node in ast.walk(ast.parse(source(cell)))
-                     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check"]
+            calls = [
+                node
+                for node in ast.walk(ast.parse(source(cell)))
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "check"
+            ]
             if not calls:
                 raise ValueError(f"graded cell {_metadata(cell)['grade_id']} holds no check(...)")
             ranks = dict.fromkeys(n for call in calls for n in _ranks(call))
             task, answer = calls[0].args[0].value, calls[0].args[1].id
-            found.append(Graded(task, answer, tuple(ranks), _metadata(cell)["points"], _metadata(cell)["grade_id"]))
+            found.append(
+                Graded(task, answer, tuple(ranks), _metadata(cell)["points"], _metadata(cell)["grade_id"])
+            )
     return found
 
 

@@ -1,6 +1,7 @@
 """The program of a graded rank: confine itself, take a learner's code, call it, and hand back arrays.
 
-Nothing secret is ever here: a rank gets its own shard of the inputs, and neither the expected values nor the other ranks'.
+Nothing secret is ever here: a rank gets its own shard of the inputs, and neither the expected values nor the
+other ranks'.
 """
 
 import faulthandler
@@ -17,6 +18,7 @@ import cloudpickle
 import torch
 
 from tpcourse.grade import confine, drivers, stand_in
+from tpcourse.grade.confine import COURSE
 from tpcourse.grade.group import Channel, join
 from tpcourse.grade.source import statements
 
@@ -24,7 +26,9 @@ DRIVERS = {"function": drivers.function, "autograd": drivers.autograd, "module":
 
 
 def main(control: socket.socket, log: int, config: dict) -> int:
-    """Serve commands on ``control`` until the parent hangs up; started through `tpcourse.launch.processes`."""
+    """Serve commands on ``control`` until the parent hangs up; started through
+    `tpcourse.launch.processes`.
+    """
     os.close(log)
     os.chdir(config["folder"])
     os.environ.clear()
@@ -49,15 +53,16 @@ def serve(channel: Channel) -> None:
         try:
             if header["do"] == "cells":
                 _run_cells(header["cells"], namespace, faults)
-                channel.send("loaded")
+                channel.send("loaded", call=header["call"])
             elif header["do"] == "pickle":
                 namespace[header["name"]] = cloudpickle.loads(bytes(tensors[0].numpy()))
-                channel.send("loaded")
+                channel.send("loaded", call=header["call"])
             else:
                 answer = _find(header["name"], namespace, faults)
                 outputs, facts = DRIVERS[header["do"]](answer, channel, tensors, **header["settings"])
                 facts["never waited for"] = channel.never_waited_for()
-                channel.send("result", list(outputs.values()), names=list(outputs), facts=facts)
+                names, tensors = list(outputs), list(outputs.values())
+                channel.send("result", tensors, call=header["call"], names=names, facts=facts)
         except Exception as error:
             channel.send("error", **describe(error))
             traceback.clear_frames(error.__traceback__)
@@ -69,7 +74,11 @@ def describe(error: BaseException) -> dict:
     places = [[f.filename, f.lineno, f.name] for f in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         places.append([error.filename, error.lineno, ""])
-    own = [place for place in places if not str(place[0]).startswith((sys.prefix, sys.base_prefix, os.path.dirname(__file__)))]
+    own = [
+        place
+        for place in places
+        if not str(place[0]).startswith((sys.prefix, sys.base_prefix, COURSE, "<frozen"))
+    ]
     return {"type": type(error).__name__, "message": str(error)[:2000], "places": own[-8:]}
 
 
@@ -80,7 +89,9 @@ def _fresh_main() -> dict:
 
 
 def _run_cells(cells: list, namespace: dict, faults: list) -> None:
-    """Run each statement of ``cells`` that defines something; one that fails is noted and the next one is tried."""
+    """Run each statement of ``cells`` that defines something; one that fails is noted and the next one is
+    tried.
+    """
     for label, text in cells:
         try:
             for code, beginning in statements(text, label):
@@ -98,6 +109,10 @@ def _find(name: str, namespace: dict, faults: list) -> object:
     fault = next((fault for text, fault in reversed(faults) if name in text), None)
     if fault and fault["type"] == "PackageUsed":
         raise stand_in.PackageUsed(fault["message"])
-    where = f"{fault['places'][-1][0]}, line {fault['places'][-1][1]}" if fault and fault["places"] else "its cell"
+    where = (
+        f"{fault['places'][-1][0]}, line {fault['places'][-1][1]}"
+        if fault and fault["places"]
+        else "its cell"
+    )
     why = f": {where} stops with {fault['type']}: {fault['message']}" if fault else ""
     raise NameError(f"{name} is not defined in this notebook{why}")

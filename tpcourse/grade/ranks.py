@@ -32,12 +32,17 @@ class Event:
 
 
 class Ranks:
-    """``count`` ranks for one learner's code; `close` kills them. What they write is parsed as data, within limits."""
+    """``count`` ranks for one learner's code; `close` kills them. What they write is parsed as data, within
+    limits.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.processes = Processes(count, "tpcourse.grade.rank:main",
-                                   {"ranks": count, "memory_bytes": MEMORY_BYTES, "cpu_seconds": CPU_SECONDS})
+        self.processes = Processes(
+            count,
+            "tpcourse.grade.rank:main",
+            {"ranks": count, "memory_bytes": MEMORY_BYTES, "cpu_seconds": CPU_SECONDS},
+        )
         self.inbox = [bytearray() for _ in range(count)]
         self.outbox = [bytearray() for _ in range(count)]
         self.printed = [bytearray() for _ in range(count)]
@@ -45,7 +50,11 @@ class Ranks:
         for member in self.processes.members:
             member.control.setblocking(False)
             os.set_blocking(member.output, False)
-            for file, what in ((member.control, "control"), (member.output, "output"), (member.status, "status")):
+            for file, what in (
+                (member.control, "control"),
+                (member.output, "output"),
+                (member.status, "status"),
+            ):
                 self.selector.register(file, selectors.EVENT_READ, (what, member.rank))
 
     def close(self) -> None:
@@ -77,7 +86,7 @@ class Ranks:
         control = self.processes.members[rank].control
         try:
             while self.outbox[rank]:
-                del self.outbox[rank][:control.send(self.outbox[rank])]
+                del self.outbox[rank][: control.send(self.outbox[rank])]
         except BlockingIOError:
             pass
         except OSError:
@@ -108,11 +117,14 @@ class Ranks:
         while len(inbox) >= _SIZES.size:
             header_size, payload_size = _SIZES.unpack_from(inbox)
             if header_size > MAX_HEADER or payload_size > MAX_PAYLOAD:
-                raise ValueError(f"a message of {header_size} + {payload_size} bytes; at most {MAX_PAYLOAD >> 20} MiB are taken")
+                raise ValueError(
+                    f"a message of {header_size} + {payload_size} bytes; at most {MAX_PAYLOAD >> 20} MiB are"
+                    " taken"
+                )
             start, end = _SIZES.size + header_size, _SIZES.size + header_size + payload_size
             if len(inbox) < end:
                 return
-            header = json.loads(bytes(inbox[_SIZES.size:start]))
+            header = json.loads(bytes(inbox[_SIZES.size : start]))
             if not isinstance(header, dict):
                 raise ValueError("a header that is no object")
             tensors = arrays.unpack(header.pop("tensors"), inbox[start:end])

@@ -24,9 +24,17 @@ def main(target: str = "dist/tpcourse-exercises.zip") -> int:
 
 
 def released(root: Path) -> list[str]:
-    """The tracked files that learners get. Raises ValueError when a notebook among them still holds a solution."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True, text=True).stdout
-    names = [name for name in listed.split("\0") if name and not name.startswith(WITHHELD) and (root / name).is_file()]
+    """The tracked files that learners get. Raises ValueError when a notebook among them still holds a
+    solution.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True, text=True
+    ).stdout
+    names = [
+        name
+        for name in listed.split("\0")
+        if name and not name.startswith(WITHHELD) and (root / name).is_file()
+    ]
     for name in names:
         if name.endswith(".ipynb") and any(mark in (root / name).read_text() for mark in MARKS):
             raise ValueError(f"{name} holds a solution or a hidden test")

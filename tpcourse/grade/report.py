@@ -8,9 +8,12 @@ from pathlib import Path
 from tpcourse.grade.grading import Result
 
 COLUMNS = ("learner", "notebook", "task", "points", "max_points", "passed", "reason", "seed")
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:46em;margin:2em auto;padding:0 1em;color:#222;background:#fff}
-pre{white-space:pre-wrap;background:#f4f4f4;padding:.7em;border-radius:4px} .ok{color:#00664d} .no{color:#a33d00}
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#1b1b1b}pre{background:#2a2a2a}.ok{color:#4cc9a3}.no{color:#f59a5c}}"""
+STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:46em;margin:2em auto;padding:0 1em;
+color:#222;background:#fff}
+pre{white-space:pre-wrap;background:#f4f4f4;padding:.7em;border-radius:4px}
+.ok{color:#00664d} .no{color:#a33d00}
+@media(prefers-color-scheme:dark){body{color:#ddd;background:#1b1b1b}pre{background:#2a2a2a}
+.ok{color:#4cc9a3}.no{color:#f59a5c}}"""
 
 
 @dataclass
@@ -33,7 +36,17 @@ def write_csv(path: Path, graded: list[Graded]) -> None:
             if one.problem:
                 rows.writerow([*who, "", 0, "", False, one.problem, ""])
             for r in one.results:
-                rows.writerow([*who, r.task, r.points, r.maximum, r.passed, "" if r.passed else " ".join(r.lines), r.seed])
+                rows.writerow(
+                    [
+                        *who,
+                        r.task,
+                        r.points,
+                        r.maximum,
+                        r.passed,
+                        "" if r.passed else " ".join(r.lines),
+                        r.seed,
+                    ]
+                )
 
 
 def _cell(text: str) -> str:
@@ -51,12 +64,21 @@ def feedback_page(learner: str, graded: list[Graded]) -> str:
             parts.append(f"<p class=no>{html.escape(one.problem)}</p>")
         parts += [_section(r) for r in one.results]
     title = f"Feedback for {html.escape(learner)}"
-    return (f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-            f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>{''.join(parts)}</html>\n")
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>{''.join(parts)}</html>\n"
+    )
 
 
 def _section(result: Result) -> str:
     mark = "<span class=ok>✓</span>" if result.passed else "<span class=no>✗</span>"
     lines = html.escape("\n".join(result.lines))
-    note = "" if result.passed else f"<p>To see the same numbers again, pass <code>seed={result.seed}</code> to the check.</p>"
-    return (f"<h3>{mark} {html.escape(result.task)}: {result.points:g} of {result.maximum:g}</h3><pre>{lines}</pre>{note}")
+    note = (
+        ""
+        if result.passed
+        else f"<p>To see the same numbers again, pass <code>seed={result.seed}</code> to the check.</p>"
+    )
+    return (
+        f"<h3>{mark} {html.escape(result.task)}: {result.points:g} of"
+        f" {result.maximum:g}</h3><pre>{lines}</pre>{note}"
+    )

@@ -1,4 +1,6 @@
-"""One learner's code on N ranks: load it, call it, exchange what the ranks send each other, see how it ends."""
+"""One learner's code on N ranks: load it, call it, exchange what the ranks send each other, see how it
+ends.
+"""
 
 import time
 from dataclasses import dataclass, field
@@ -23,7 +25,9 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """What a call on all ranks left: outputs and facts per rank, every message, what was printed, and a fault or None."""
+    """What a call on all ranks left: outputs and facts per rank, every message, what was printed, and a
+    fault or None.
+    """
 
     outputs: list[dict[str, Tensor]]
     facts: list[dict]
@@ -36,7 +40,7 @@ class Session:
     """Ranks with a learner's code in them; after a fault they are gone and `alive` is False."""
 
     def __init__(self, count: int) -> None:
-        self.count, self.alive = count, True
+        self.count, self.alive, self.calls = count, True, 0
         self.ranks = Ranks(count)
 
     def close(self) -> None:
@@ -46,15 +50,18 @@ class Session:
 
     def run(self, commands: list[tuple[dict, list[Tensor]]], seconds: float) -> Outcome:
         """Send each rank its command and serve the ranks until all have answered or something went wrong."""
-        run = _Run(self.ranks, seconds)
+        self.calls += 1
+        run = _Run(self.ranks, seconds, self.calls)
         for rank, (header, tensors) in enumerate(commands):
-            self.ranks.send(rank, header, tensors)
+            self.ranks.send(rank, {**header, "call": self.calls}, tensors)
         try:
             fault = run.until_done()
         except BaseException:
             self.close()
             raise
-        messages = sorted(run.hub.messages, key=lambda m: m.rank)  # each rank's in order; what arrived first is chance
+        messages = sorted(
+            run.hub.messages, key=lambda m: m.rank
+        )  # each rank's in order; what arrived first is chance
         outcome = Outcome(run.outputs, run.facts, messages, run.take_printed(), fault)
         if fault:
             self.close()
@@ -64,9 +71,9 @@ class Session:
 class _Run:
     """The state of one call: who has finished, who waits, what went wrong."""
 
-    def __init__(self, ranks: Ranks, seconds: float) -> None:
+    def __init__(self, ranks: Ranks, seconds: float, number: int) -> None:
         n = ranks.count
-        self.ranks, self.seconds, self.hub = ranks, seconds, Hub(n)
+        self.ranks, self.seconds, self.number, self.hub = ranks, seconds, number, Hub(n)
         self.outputs: list[dict] = [{} for _ in range(n)]
         self.facts: list[dict] = [{} for _ in range(n)]
         self.finished: set[int] = set()
@@ -104,7 +111,9 @@ class _Run:
                 self._take_frame(rank, event.header, event.tensors)
             except Misuse as error:
                 self.fault = Fault("misuse", str(error), [rank])
-            except Exception as error:  # whatever a rank wrote, it is the rank's fault and not the end of grading
+            except (
+                Exception
+            ) as error:  # whatever a rank wrote, it is the rank's fault and not the end of grading
                 self.fault = Fault("garbage", f"{type(error).__name__}: {str(error)[:300]}", [rank])
         elif event.kind == "gone":
             self.fault = Fault("exit", _exit_text(rank, event.code), [rank])
@@ -127,7 +136,7 @@ class _Run:
             self.hub.phases[rank] = str(header["phase"])[:20]
         elif kind == "error":
             self.errors[rank] = header
-        elif kind in ("result", "loaded") and rank not in self.finished:
+        elif kind in ("result", "loaded") and rank not in self.finished and header["call"] == self.number:
             self.finished.add(rank)
             self.outputs[rank] = dict(zip([str(n)[:60] for n in header.get("names", [])], tensors))
             self.facts[rank] = dict(header.get("facts", {}))
@@ -142,8 +151,14 @@ class _Run:
 
     def _stuck(self) -> Fault:
         calls = {rank: self.hub.open_calls[rank, request] for rank, request in self.waiting.items()}
-        lines = [f"rank {r} waits in {calls[r]}, line {calls[r].where[1]}" if r in calls else f"rank {r} has finished"
-                 for r in range(self.ranks.count)]
+        lines = [
+            (
+                f"rank {r} waits in {calls[r]}, line {calls[r].where[1]}"
+                if r in calls
+                else f"rank {r} has finished"
+            )
+            for r in range(self.ranks.count)
+        ]
         return Fault("stuck", "; ".join(lines + self._crossed(calls)), sorted(calls))
 
     def _crossed(self, calls: dict[int, Call]) -> list[str]:
@@ -175,7 +190,12 @@ class _Run:
 def _place_in(text: str) -> str:
     """The innermost line of a learner's code in what faulthandler printed."""
     for line in text.splitlines():
-        if 'File "' in line and "/site-packages/" not in line and "/lib/python" not in line and "/tpcourse/" not in line:
+        if (
+            'File "' in line
+            and "/site-packages/" not in line
+            and "/lib/python" not in line
+            and "/tpcourse/" not in line
+        ):
             name, _, rest = line.strip().removeprefix('File "').partition('", line ')
             number, _, function = rest.partition(" in ")
             return f" is in {function} (line {number} of {name})"
@@ -184,7 +204,13 @@ def _place_in(text: str) -> str:
 
 def _exit_text(rank: int, code: int) -> str:
     if code >= 0:
-        return f"rank {rank} ended with exit code {code} before it returned (exit, quit, os._exit or sys.exit)"
-    names = {-9: "SIGKILL: the system killed it, usually for want of memory", -11: "SIGSEGV: it crashed in C code",
-             -6: "SIGABRT: it aborted", -24: "SIGXCPU: it used up its processor time"}
+        return (
+            f"rank {rank} ended with exit code {code} before it returned (exit, quit, os._exit or sys.exit)"
+        )
+    names = {
+        -9: "SIGKILL: the system killed it, usually for want of memory",
+        -11: "SIGSEGV: it crashed in C code",
+        -6: "SIGABRT: it aborted",
+        -24: "SIGXCPU: it used up its processor time",
+    }
     return f"rank {rank} was ended by {names.get(code, f'signal {-code}')}"

@@ -1,7 +1,8 @@
-"""What stands in a graded rank where the package was, so that a learner's imports work and its layers do not.
+"""What stands in a graded rank where the package was, so that a learner's imports work and its layers do
+not.
 
-`import tpcourse as tp` and `from tpcourse.layers import ColumnParallelLinear` succeed; whatever is taken from there raises
-PackageUsed as soon as it is used. ``tpcourse.grade.check`` does nothing.
+`import tpcourse as tp` and `from tpcourse.layers import ColumnParallelLinear` succeed; whatever is taken
+from there raises PackageUsed as soon as it is used. ``tpcourse.grade.check`` does nothing.
 """
 
 import gc
@@ -18,7 +19,9 @@ class PackageUsed(ImportError):
 
 
 class Absent:
-    """Stands for any object of the package; raises PackageUsed when it is called, subclassed or looked into."""
+    """Stands for any object of the package; raises PackageUsed when it is called, subclassed or looked
+    into.
+    """
 
     def __init__(self, name: str) -> None:
         object.__setattr__(self, "_name", name)
@@ -47,7 +50,11 @@ class _Module(types.ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "tpcourse" else None
+        return (
+            importlib.machinery.ModuleSpec(name, self, is_package=True)
+            if name.split(".")[0] == "tpcourse"
+            else None
+        )
 
     def create_module(self, spec):
         return _Module(spec.name)
@@ -57,7 +64,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Forget every module of the package that is not serving this process, and put stand-ins where they were."""
+    """Forget every module of the package that is not serving this process, and put stand-ins where they
+    were.
+    """
     for name in [name for name in sys.modules if name.split(".")[0] == "tpcourse"]:
         module = sys.modules.pop(name)
         if not name.startswith(SERVING):

@@ -18,14 +18,17 @@ class Task:
     ranks: tuple[int, ...] = (2, 4)
 
 
-TASKS = {task.name: task for task in (
-    Task("ring_reduce_scatter", ring.reduce_scatter),
-    Task("ring_all_gather", ring.all_gather),
-    Task("ring_all_reduce", ring.all_reduce),
-    Task("column_parallel_forward", column.forward),
-    Task("ColumnParallelFunction", column.autograd),
-    Task("ColumnParallelLinear", column.module),
-)}
+TASKS = {
+    task.name: task
+    for task in (
+        Task("ring_reduce_scatter", ring.reduce_scatter),
+        Task("ring_all_gather", ring.all_gather),
+        Task("ring_all_reduce", ring.all_reduce),
+        Task("column_parallel_forward", column.forward),
+        Task("ColumnParallelFunction", column.autograd),
+        Task("ColumnParallelLinear", column.module),
+    )
+}
 
 
 def task(name: str) -> Task:
