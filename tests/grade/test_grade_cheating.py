@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 
 import psutil
 import pytest
@@ -52,14 +53,21 @@ CALL = {
         "not finished after 1 s: rank 0 is in ring_all_reduce (line 2 of cell 7)",
     ),
     "endless loop that ignores signals": (
-        (
-            "import signal\n    for s in range(1, 65):\n        if s not in (9, 19, 32, 33): signal.signal(s,"
-            " signal.SIG_IGN)\n    while True:\n        try:\n            while True: pass\n        except"
-            " BaseException: pass"
-        ),
+        """
+import signal
+for s in range(1, 65):
+    if s not in (9, 19, 32, 33): signal.signal(s, signal.SIG_IGN)
+while True:
+    try:
+        while True: pass
+    except BaseException: pass
+""",
         "not finished after 1 s",
     ),
-    "stops itself": ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "not finished after 1 s"),
+    "stops itself": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+        "not finished after 1 s",
+    ),
     "prints without end": ("while True: print('x' * 1000)", "printed more than 1 MiB"),
     "memory bomb": ("keep = [torch.empty(1 << 23) for _ in range(100)]", "512 MiB"),
     "one big object": ("return bytes(10**9)", "MemoryError"),
@@ -67,58 +75,83 @@ CALL = {
         "while True: dist.isend(torch.ones(1 << 18), 1 - dist.get_rank())",
         "sent more than",
     ),
-    "fork bomb": ("import os\n    while True: os.fork()", "PermissionError"),
+    "fork bomb": (
+        """
+import os
+while True: os.fork()
+""",
+        "PermissionError",
+    ),
     "a child of its own session": (
         "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)",
         "PermissionError",
     ),
     "a thread that lives on": (
-        (
-            "import threading; threading.Thread(target=lambda: [None for _ in iter(int, 1)],"
-            " daemon=True).start()"
-        ),
+        """
+import threading
+threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()
+""",
         "is None",
     ),
     "a socket": ("import socket; socket.socket()", "PermissionError"),
     "signals the parent": ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
-    "looks into the parent": ("import os; open(f'/proc/{os.getppid()}/mem', 'r+b')", "PermissionError"),
+    "looks into the parent": (
+        "import os; open(f'/proc/{os.getppid()}/mem', 'r+b')",
+        "PermissionError",
+    ),
     "returns another kind": (
-        "class All:\n        __eq__ = __ne__ = lambda *a: True\n    return All()",
+        """
+class All:
+    __eq__ = __ne__ = lambda *a: True
+return All()
+""",
         "returned All where a tensor",
     ),
     "returns its reducer": (
-        (
-            "class R:\n        def __reduce__(self): import os; return os.system, ('touch /tmp/x',)\n   "
-            " return R()"
-        ),
+        """
+class R:
+    def __reduce__(self): import os; return os.system, ('touch /tmp/x',)
+return R()
+""",
         "returned R where",
     ),
     "a tensor subclass": (
-        (
-            "class T(torch.Tensor):\n        @classmethod\n        def __torch_function__(cls, f, types,"
-            " args=(), kwargs=None):\n            return True if f.__name__ in ('equal', 'allclose',"
-            " '__eq__') else super().__torch_function__(f, types, args, kwargs or {})\n    return"
-            " x.as_subclass(T)"
-        ),
+        """
+class T(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, f, types, args=(), kwargs=None):
+        if f.__name__ in ('equal', 'allclose', '__eq__'): return True
+        return super().__torch_function__(f, types, args, kwargs or {})
+return x.as_subclass(T)
+""",
         "result[0]: expected",
     ),
     "not a number": ("return x * float('nan')", "got nan"),
     "walks the frames": (
-        (
-            "import sys\n    f = sys._getframe()\n    while f:\n        for name, v in f.f_locals.items():\n"
-            "            if 'expect' in name: return v\n        f = f.f_back"
-        ),
+        """
+import sys
+f = sys._getframe()
+while f:
+    for name, v in f.f_locals.items():
+        if 'expect' in name: return v
+    f = f.f_back
+""",
         "is None",
     ),
     "searches memory": (
-        (
-            "import gc\n    mine = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and"
-            " t.shape == x.shape and not torch.equal(t, x)]\n    return mine[0] if mine else None"
-        ),
+        """
+import gc
+tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+mine = [t for t in tensors if t.shape == x.shape and not torch.equal(t, x)]
+return mine[0] if mine else None
+""",
         "is None",
     ),
     "imports the reference": (
-        "from tpcourse.grade import ring\n    return ring.all_reduce(2, torch.Generator())",
+        """
+from tpcourse.grade import ring
+return ring.all_reduce(2, torch.Generator())
+""",
         "comes from the package",
     ),
     "reads the solution": ("open('{solutions}').read()", "PermissionError"),
@@ -126,44 +159,58 @@ CALL = {
     "deletes": ("import os; os.remove('{precious}')", "PermissionError"),
     "changes permissions": ("import os; os.chmod('{precious}', 0)", "PermissionError"),
     "forges a result": (
-        (
-            "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n   "
-            '         text = b\'{"kind": "result", "names": ["result"], "tensors": [["float64", [1]]],'
-            ' "facts": {"passed": true}}\'\n            s.sendall(len(text).to_bytes(4, \'little\') +'
-            " (8).to_bytes(8, 'little') + text + bytes(8))\n    return x"
-        ),
+        """
+import gc, socket
+for s in gc.get_objects():
+    if isinstance(s, socket.socket):
+        text = b'{"kind": "result", "names": ["result"], "tensors": [["float64", [1]]],'
+        text += b'"facts": {"passed": true}}'
+        s.sendall(len(text).to_bytes(4, 'little') + (8).to_bytes(8, 'little') + text + bytes(8))
+return x
+""",
         "no call of this course",
     ),
     "forges a result and ends": (
-        (
-            "import gc, os, socket\n    for s in gc.get_objects():\n        if isinstance(s,"
-            ' socket.socket):\n            text = b\'{"kind": "result", "names": ["result"], "tensors":'
-            ' [["float64", [1]]], "call": 2, "facts": {"passed": true}}\'\n'
-            "            s.sendall(len(text).to_bytes(4,'
-            " 'little') + (8).to_bytes(8, 'little') + text + bytes(8))\n    while True: pass"
-        ),
+        """
+import gc, os, socket
+for s in gc.get_objects():
+    if isinstance(s, socket.socket):
+        text = b'{"kind": "result", "names": ["result"], "tensors": [["float64", [1]]],'
+        text += b'"call": 2, "facts": {"passed": true}}'
+        s.sendall(len(text).to_bytes(4, 'little') + (8).to_bytes(8, 'little') + text + bytes(8))
+while True: pass
+""",
         "expected shape",
     ),
     "sends a pickle": (
-        (
-            "import gc, os, pickle, socket\n    for s in gc.get_objects():\n        if isinstance(s,"
-            " socket.socket):\n            s.sendall(pickle.dumps([os.getcwd] * 9000))\n    return x"
-        ),
+        """
+import gc, os, pickle, socket
+for s in gc.get_objects():
+    if isinstance(s, socket.socket):
+        s.sendall(pickle.dumps([os.getcwd] * 9000))
+return x
+""",
         "no call of this course",
     ),
     "announces a giant": (
-        (
-            "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
-            "            s.sendall(b'\\xff' * 12)\n    return x"
-        ),
+        """
+import gc, socket
+for s in gc.get_objects():
+    if isinstance(s, socket.socket):
+        s.sendall(b'\\xff' * 12)
+return x
+""",
         "at most 32 MiB are taken",
     ),
     "announces an impossible tensor": (
-        (
-            "import gc, socket\n    for s in gc.get_objects():\n        if isinstance(s, socket.socket):\n"
-            '            text = b\'{"kind": "result", "tensors": [["float64", [1000000, 1000000]]]}\'\n'
-            "            s.sendall(len(text).to_bytes(4, 'little') + bytes(8) + text)\n    return x"
-        ),
+        """
+import gc, socket
+for s in gc.get_objects():
+    if isinstance(s, socket.socket):
+        text = b'{"kind": "result", "tensors": [["float64", [1000000, 1000000]]]}'
+        s.sendall(len(text).to_bytes(4, 'little') + bytes(8) + text)
+return x
+""",
         "no call of this course",
     ),
 }
@@ -196,7 +243,12 @@ def test_an_attempt_in_the_call(attempt: str, sources, tmp_path):
         body = body.replace(f"{{{name}}}", str(path))
     start = time.monotonic()
     seconds = 1 if says.startswith("not finished") else 6
-    result = grade(notebook, graded, f"def ring_all_reduce(x):\n    {body}\n    return None\n", seconds)
+    result = grade(
+        notebook,
+        graded,
+        f"def ring_all_reduce(x):\n{indent(body.strip(), '    ')}\n    return None\n",
+        seconds,
+    )
     assert not result.passed and result.points == 0
     assert says.replace("is None", "NoneType") in "\n".join(result.lines)
     assert time.monotonic() - start < 15
