@@ -43,12 +43,11 @@ def test_values_can_be_kept(kernel):
 
 
 def test_an_error_shows_the_cells_real_line_and_nothing_of_ours(kernel):
-    count = int(re.search(r"\d+", kernel.run("get_ipython().execution_count").text).group())
     outcome = kernel.run("%%ranks tp=4\n\nif rank == 2:\n    raise ValueError('no')\ndist.barrier()")
     lines = outcome.traceback.split("\n")
     assert lines[0] == "RankRaised: rank 2 raised ValueError: no"
-    assert re.fullmatch(r"  cell In\[\d+\], line 4", lines[1]) and lines[2] == "    raise ValueError('no')"
-    assert abs(int(re.search(r"\d+", lines[1]).group()) - count) <= 1 and "tpcourse" not in outcome.traceback
+    assert re.fullmatch(r"  this cell, line 4", lines[1]) and lines[2] == "    raise ValueError('no')"
+    assert "tpcourse" not in outcome.traceback
     assert outcome.seconds < 8
 
 
@@ -69,7 +68,7 @@ def test_after_a_failure_fresh_ranks_say_what_is_lost(kernel):
 
 def test_a_syntax_error_is_shown_once_with_its_line(kernel):
     outcome = kernel.run("%%ranks tp=4\nx = 1\ndef f(:")
-    assert re.search(r"SyntaxError: invalid syntax\n  cell In\[\d+\], line 3\n    def f\(:\n          \^", outcome.traceback)
+    assert re.search(r"SyntaxError: invalid syntax\n  this cell, line 3\n    def f\(:\n          \^", outcome.traceback)
 
 
 def test_a_wrong_line_shows_the_right_form(kernel):

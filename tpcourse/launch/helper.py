@@ -19,11 +19,10 @@ import sys
 import tempfile
 
 PRELOAD = (
-    "torch", "torch.distributed.device_mesh", "torch.utils.checkpoint", "torch.utils._device", "cloudpickle", "einops",
-    "tpcourse.launch.worker", "tpcourse.comm", "tpcourse.measure",
+    "torch", "torch.distributed.device_mesh", "torch.distributed.tensor.parallel", "torch.utils.checkpoint", "torch.utils._device",
+    "cloudpickle", "einops", "tpcourse.launch.worker", "tpcourse.comm", "tpcourse.measure",
 )
-# 0.7 s each, and not needed for a first answer; every optimizer and every DTensor would import _dynamo in each rank.
-WHEN_IDLE = ("torch.distributed.tensor.parallel", "torch._dynamo")
+WHEN_IDLE = "torch._dynamo"  # 0.7 s that no first cell should wait for; every optimizer and DTensor imports it in each rank
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -36,14 +35,16 @@ def main(fd: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit() if os.getppid() != parent else None)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # heard also in the middle of an import
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of a rank come to us, so that none is lost
     for name in PRELOAD:
         importlib.import_module(name)
     sys.modules["tpcourse.launch.worker"].prepare()
     _settle()
-    later = list(WHEN_IDLE)
+    later = [WHEN_IDLE]
     server = _Server(requests, private=[wake, wake_writer])
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError, SystemExit):
         while os.getppid() == parent:
             ready, _, _ = select.select([requests, wake], [], [], 0.5)
             if wake in ready:
@@ -135,6 +136,7 @@ class _Server:
             os.setsid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             for fd in [self.requests.fileno(), status, *self.private, *(fd for _, fd in self.ranks.values())]:
                 os.close(fd)

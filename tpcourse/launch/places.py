@@ -9,19 +9,24 @@ _CELL = "<ranks cell "
 
 def remember_cell(source: str) -> str:
     """Register the running cell's text under a file name of its own, so that its lines can be shown; returns the name."""
-    frame, number = sys._getframe(), ""
-    while frame is not None and not number:
-        number, frame = _cell_name(frame.f_code.co_filename), frame.f_back
-    name = f"{_CELL}{number}>"
+    name = f"{_CELL}{_running_cell()}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     return name
 
 
+def _running_cell() -> str:
+    """The name of the cell that is running now; empty outside of a notebook."""
+    frame, name = sys._getframe(), ""
+    while frame is not None and not name:
+        name, frame = _cell_name(frame.f_code.co_filename), frame.f_back
+    return name
+
+
 def name_line(filename: str, line: int) -> str:
-    """Where a line is: its cell, or its file relative to the working directory."""
+    """Where a line is: this cell (whose number would change with every run), another, or a file as seen from here."""
     cell = filename[len(_CELL):-1] if filename.startswith(_CELL) else _cell_name(filename)
     if cell:
-        return f"{cell}, line {line}"
+        return f"{'this cell' if cell == _running_cell() else cell}, line {line}"
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     return f"{filename if relative.startswith('..') else relative}, line {line}"
 

@@ -30,7 +30,9 @@ class Helper:
         self.socket, theirs = socket.socketpair()
         path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
         tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"]  # fewer pages to copy: forks 3 times faster
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "GLIBC_TUNABLES": ":".join(filter(None, tunables))}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
+               "OPENBLAS_NUM_THREADS": "1",  # numpy's import starts threads otherwise
+               "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}  # torch._dynamo's import makes this folder
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tpcourse.launch.helper", str(theirs.fileno())], pass_fds=[theirs.fileno()],

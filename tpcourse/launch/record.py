@@ -108,7 +108,7 @@ class Recorder:
         dist.Work.wait = self._wrap_wait(dist.Work.wait)
 
     def _wrap(self, name: str, function):
-        signature = inspect.signature(function)
+        names = tuple(inspect.signature(function).parameters)
 
         @functools.wraps(function)
         def call(*args, **kwargs):
@@ -116,7 +116,7 @@ class Recorder:
                 return function(*args, **kwargs)
             number = None
             with contextlib.suppress(Exception):  # a call too odd to note must fail in its own way
-                number = self.log.add(_describe(name, signature.bind(*args, **kwargs).arguments))
+                number = self.log.add(_describe(name, {**dict(zip(names, args)), **kwargs}))
             with self._inside(number):
                 result = function(*args, **kwargs)
             if number is not None and hasattr(result, "wait") and not hasattr(result, "shape"):
