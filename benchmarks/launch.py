@@ -3,10 +3,10 @@
     python benchmarks/launch.py                 # 4 and 8 ranks, three rounds, a few minutes
     python benchmarks/launch.py --markdown      # the same, and the table goes into README.md
 
-A contender is a handful of cells, and the time of a cell is what a person waits: from sending it to the kernel until the
-kernel is idle again. Every contender gets a fresh kernel in every round, so that noise hits all alike. What hangs is
-given up at a time limit and the table says so. Needs jupyter_client and ipykernel; accelerate, ipyparallel and ray are
-compared where they are installed.
+A contender is a handful of cells, and the time of a cell is what a person waits: from sending it to the kernel
+until the kernel is idle again. Every contender gets a fresh kernel in every round, so that noise hits all alike.
+What does not end is given up at a time limit, and the table says so. Needs jupyter_client and ipykernel;
+accelerate, ipyparallel and ray are compared where they are installed.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
@@ -30,11 +31,12 @@ import torch
 from jupyter_client.manager import KernelManager
 
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 60  # what takes longer is reported as "hangs"
+LIMIT_S = 60  # what takes longer is given up
 HANG_S = 20  # the same for a rank that raises
 FRESH, WARM = 5, 30  # repetitions in each round; fresh ranks fewer where that would take more than FRESH_S
-FRESH_S, SHARE_S = 3, 25  # seconds after which a contender does not repeat, and takes part in no further round
-MESSAGE = "these shapes do not fit"  # what rank 2 raises; names no rank, so a rank in the report comes from the launcher
+FRESH_S, SHARE_S = 3, 22  # after so many seconds a contender does not repeat; takes part in no further round
+SETTLE_S = 3  # after the first result, for what a launcher then does in the background
+MESSAGE = "these shapes do not fit"  # what rank 2 raises; a rank in the report must come from the launcher
 
 FUNCTIONS = f'''
 import os, tempfile, torch, torch.distributed as dist
@@ -61,10 +63,11 @@ def new_path():
 
 @dataclass(frozen=True)
 class Contender:
-    """One launcher as cells; P stands for the number of ranks. ``warm`` is empty where no rank outlives a call.
+    """One launcher as cells, in which P stands for the number of ranks.
 
-    ``imports`` runs first and is not timed; ``first`` is the session's first result; ``fresh`` makes new ranks, runs one
-    all-reduce and ends them; ``fails`` is the same with an exception on rank 2; ``hold`` makes ranks that stay, for ``warm``.
+    ``imports`` runs first and is not timed; ``first`` is the session's first result; ``fresh`` makes new ranks,
+    runs one all-reduce and ends them; ``fails`` is the same with an exception on rank 2; ``hold`` makes ranks that
+    stay for ``warm``, which is empty where no rank outlives a call.
     """
 
     name: str
@@ -89,7 +92,8 @@ CONTENDERS = [
     Contender(
         "torch mp.spawn", "torch",
         imports="%%writefile in_a_file.py\n" + FUNCTIONS,
-        first="import torch.multiprocessing as mp, in_a_file\nmp.spawn(in_a_file.join_and_work, (P, in_a_file.new_path()), nprocs=P)",
+        first="import torch.multiprocessing as mp, in_a_file\n"
+        "mp.spawn(in_a_file.join_and_work, (P, in_a_file.new_path()), nprocs=P)",
         fresh="mp.spawn(in_a_file.join_and_work, (P, in_a_file.new_path()), nprocs=P)",
         fails="mp.spawn(in_a_file.join_and_work, (P, in_a_file.new_path(), True), nprocs=P)"),
     Contender(
@@ -110,7 +114,9 @@ CONTENDERS = [
         "    return [r.get() for r in [client[i].apply_async(function, i, P, *args) for i in range(P)]]\n"
         "cluster, client = start()\n"
         "run(client, in_a_file.join_and_work, in_a_file.new_path())",
-        fresh="other, theirs = start()\nrun(theirs, in_a_file.join_and_work, in_a_file.new_path())\nother.stop_cluster_sync()",
+        fresh="other, theirs = start()\n"
+        "run(theirs, in_a_file.join_and_work, in_a_file.new_path())\n"
+        "other.stop_cluster_sync()",
         fails="run(client, in_a_file.join_and_work, in_a_file.new_path(), True)",
         warm="client[:].apply_sync(lambda: 1)"),
     Contender(
@@ -121,7 +127,8 @@ CONTENDERS = [
         "class Rank:\n"
         "    def call(self, function, *args): return function(*args)\n"
         "def start(): return [Rank.options(num_cpus=0).remote() for _ in range(P)]\n"
-        "def run(ranks, *args): return ray.get([r.call.remote(join_and_work, i, P, *args) for i, r in enumerate(ranks)])\n"
+        "def run(ranks, *args):\n"
+        "    return ray.get([r.call.remote(join_and_work, i, P, *args) for i, r in enumerate(ranks)])\n"
         "def once(*args):\n"
         "    ranks = start()\n"
         "    try: return run(ranks, new_path(), *args)\n"
@@ -151,10 +158,12 @@ def seconds(mesh, what, calls):
         dist.set_debug_level(dist.DebugLevel.DETAIL)
         detail = dist.new_group(list(range(mesh.size())))
         dist.set_debug_level(dist.DebugLevel.OFF)
-    one, x, a = torch.ones(1), torch.randn(128, 512, requires_grad=True), torch.randn(512, 2048 // mesh.size())
+    one, x = torch.ones(1), torch.randn(128, 512, requires_grad=True)
+    a = torch.randn(512, 2048 // mesh.size())
     def column():
         (copy_to_region(x, mesh["tp"]) @ a).sum().backward()
-    step = {"one": lambda: dist.all_reduce(one), "detail": lambda: dist.all_reduce(one, group=detail), "column": column}[what]
+    step = {"one": lambda: dist.all_reduce(one), "detail": lambda: dist.all_reduce(one, group=detail),
+            "column": column}[what]
     step(), dist.barrier()
     begun = time.perf_counter()
     for _ in range(calls):
@@ -165,7 +174,7 @@ kinds = {"off": ("one", 50, False), "on": ("one", 50, True), "detail": ("detail"
          "column off": ("column", 20, False), "column on": ("column", 20, True)}
 times = {name: [] for name in kinds}
 with tp.World(ranks=P) as world:
-    for _ in range(11):
+    for _ in range(8):
         for name, (what, calls, record) in kinds.items():
             times[name].append(max(world.run(seconds, what, calls, record=record)))
 print("JSON" + json.dumps({name: statistics.median(values[1:]) for name, values in times.items()}))
@@ -174,7 +183,7 @@ print("JSON" + json.dumps({name: statistics.median(values[1:]) for name, values 
 
 @dataclass
 class Outcome:
-    """What a cell did: seconds until the kernel was idle, what it printed, and the error it showed ("" if none)."""
+    """What a cell did: seconds until the kernel was idle, what it printed, the error it showed ("" if none)."""
 
     seconds: float
     text: str = ""
@@ -188,9 +197,10 @@ class Kernel:
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env = {**os.environ, "PYTHONPATH": path}
         self.manager = KernelManager()
         self.manager.kernel_spec.argv[0] = sys.executable
-        self.manager.start_kernel(cwd=self.folder.name, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.DEVNULL)
+        self.manager.start_kernel(cwd=self.folder.name, env=env, stderr=subprocess.DEVNULL)
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=LIMIT_S)
@@ -215,10 +225,12 @@ class Kernel:
         kernel = psutil.Process(self.manager.provisioner.pid)
         family = [kernel, *kernel.children(recursive=True)]
         self.client.stop_channels()
-        for process in family:
+        kernel.kill()
+        _, alive = psutil.wait_procs(family, timeout=2)  # who notices by himself may tidy up
+        for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(family, timeout=5)
+        psutil.wait_procs(alive, timeout=5)
         self.manager.shutdown_kernel(now=True)
         self.folder.cleanup()
 
@@ -234,9 +246,9 @@ def _is_idle(outcome: Outcome, message: dict) -> bool:
 
 
 def judge(outcome: Outcome) -> str:
-    """What a person learns from the error of a cell in which rank 2 raised: the blamed rank, and whether its own words."""
+    """What the error of a cell in which rank 2 raised tells: the rank to blame, and whether in its own words."""
     if outcome.hung:
-        return "hangs"
+        return f"nothing within {HANG_S} s"
     if not outcome.error:
         return "no error"
     blamed = re.search(r"\b(?:rank|process)[\s:]*(\d+)\b", outcome.error, re.IGNORECASE)
@@ -251,19 +263,22 @@ class Results:
         self.seconds: dict[tuple, list[float]] = {}
         self.remarks: dict[tuple, str] = {}
         self.given_up: set[tuple] = set()
-        self.spent: dict[tuple, float] = {}  # seconds by (contender, ranks)
+        self.spent: dict[tuple, float] = defaultdict(float)  # seconds by (contender, ranks)
 
     def measure(self, kernel: Kernel, key: tuple, code: str, times: int = 1, limit: float = LIMIT_S) -> bool:
-        """Time a cell; False when it hung or went wrong, which ends the contender's part in the comparison."""
+        """Time a cell; False when it hung or went wrong, which ends the contender's part."""
         begun = time.perf_counter()
         for _ in range(times):
             if self.seconds.get(key) and time.perf_counter() - begun > FRESH_S:
                 break
             outcome = kernel.run(code, limit)
             if key[2] == "fails":
-                self.remarks[key] = judge(outcome)
+                seen = [remark for remark in [self.remarks.get(key)] if remark]
+                if judge(outcome) not in "".join(seen):
+                    self.remarks[key] = " or ".join([*seen, judge(outcome)])
             elif outcome.hung or outcome.error:
-                self.remarks[key] = "hangs" if outcome.hung else outcome.error.splitlines()[-1][:40]
+                what = outcome.error.splitlines() or [f"nothing within {limit} s"]
+                self.remarks[key] = what[-1][:40]
             if outcome.hung or (outcome.error and key[2] != "fails"):
                 self.given_up.add(key[:2])
                 return False
@@ -275,7 +290,7 @@ class Results:
 
 
 def session(contender: Contender, count: int, results: Results) -> None:
-    """One contender's cells in a kernel of its own; the failing cell last, for it may leave the kernel useless."""
+    """One contender's cells in a kernel of its own; the failing one last, as it may leave the kernel useless."""
     def cell(name: str) -> str:
         return re.sub(r"\bP\b", str(count), getattr(contender, name))
 
@@ -286,6 +301,7 @@ def session(contender: Contender, count: int, results: Results) -> None:
         kernel.run(cell("imports"))
         if not results.measure(kernel, key("first"), cell("first")):
             return
+        time.sleep(SETTLE_S)
         if not results.measure(kernel, key("fresh"), cell("fresh"), FRESH):
             return
         if contender.warm:
@@ -298,36 +314,36 @@ def session(contender: Contender, count: int, results: Results) -> None:
 
 def after_threads() -> list[str]:
     """What becomes of fresh ranks when the kernel has multiplied matrices with several threads before."""
-    cells = {"tpcourse": ("import tpcourse as tp", "tp.spawn(main, ranks=2)"),
-             "notebook_launcher": ("from accelerate import notebook_launcher", "notebook_launcher(main, num_processes=2)")}
+    cells = {"tpcourse": "import tpcourse as tp; launch = lambda: tp.spawn(main, ranks=2)",
+             "notebook_launcher": "from accelerate import notebook_launcher\n"
+                                  "launch = lambda: notebook_launcher(main, num_processes=2)"}
     lines = []
     for contender in CONTENDERS:
         if contender.name in cells and is_installed(contender):
             with Kernel() as kernel:
-                imports, launch = cells[contender.name]
-                kernel.run(USE_THREADS + THREADED + imports)
-                outcome = kernel.run(launch, HANG_S)
-            end = f"hangs (given up after {HANG_S} s)" if outcome.hung else outcome.error.splitlines()[0] if outcome.error else "fine"
+                kernel.run(USE_THREADS + THREADED + cells[contender.name])
+                outcome = kernel.run("launch()", HANG_S)
+            end = f"nothing within {HANG_S} s, a deadlock" if outcome.hung else outcome.error.partition("\n")[0] or "fine"
             lines.append(f"{contender.name}, after the kernel itself has used torch's threads: {end}")
     return lines
 
 
 def record_costs(count: int) -> list[str]:
-    """What the record of calls, and torch's own DETAIL debug mode, cost a call; ratios to the same call without them."""
+    """What the record of calls, and torch's own DETAIL mode, cost a call; ratios to the same call without them."""
     with Kernel() as kernel:
         outcome = kernel.run(re.sub(r"\bP\b", str(count), RECORD), 3 * LIMIT_S)
     found = re.search(r"^JSON(.*)$", outcome.text, re.MULTILINE)
     if not found:
-        return [f"{count} ranks: record not measured: {outcome.error or 'hangs'}"]
+        return [f"{count} ranks: record not measured: {outcome.error or 'nothing within the limit'}"]
     s = json.loads(found[1])
-    return [f"{count} ranks: all-reduce of one float {s['off'] * 1e3:.2f} ms; with the record of calls x{s['on'] / s['off']:.2f}; "
-            f"with torch's DETAIL mode x{s['detail'] / s['off']:.1f}",
+    return [f"{count} ranks: all-reduce of one float {s['off'] * 1e3:.2f} ms; "
+            f"with the record of calls x{s['on'] / s['off']:.2f}; with torch's DETAIL mode x{s['detail'] / s['off']:.1f}",
             f"{count} ranks: column-parallel forward and backward {s['column off'] * 1e3:.2f} ms; "
             f"with the record of calls x{s['column on'] / s['column off']:.2f}"]
 
 
-COLUMNS = {"first": "first of a session", "fresh": "fresh ranks, one all-reduce", "warm": "call on ranks that exist",
-           "fails": "rank 2 raises: the error"}
+COLUMNS = {"first": "first of a session", "fresh": "fresh ranks, one all-reduce",
+           "warm": "call on ranks that exist", "fails": "rank 2 raises: the error"}
 
 
 def is_installed(contender: Contender) -> bool:
@@ -341,7 +357,9 @@ def show_cell(results: Results, contender: Contender, count: int, name: str) -> 
     remark = results.remarks.get(key, "")
     if value is None:
         return remark or "-"
-    ratio = f" (x{value / ours:.{0 if value > 9.5 * ours else 1}f})" if ours and contender is not CONTENDERS[0] else ""
+    ratio = ""
+    if ours and contender is not CONTENDERS[0]:
+        ratio = f" (x{value / ours:.{0 if value > 9.5 * ours else 1}f})"
     return f"{value:,.{0 if value >= 20 else 1}f} ms{ratio}" + (f"; {remark}" if remark else "")
 
 
@@ -349,15 +367,17 @@ def table(results: Results, ranks: list[int]) -> list[list[str]]:
     rows = [["ranks", "launcher", *COLUMNS.values()]]
     for count in ranks:
         for contender in CONTENDERS:
-            cells = [show_cell(results, contender, count, name) for name in COLUMNS] if is_installed(contender) else \
-                ["not installed"] + ["-"] * (len(COLUMNS) - 1)
+            cells = [show_cell(results, contender, count, name) for name in COLUMNS]
+            if not is_installed(contender):
+                cells = ["not installed"] + ["-"] * (len(COLUMNS) - 1)
             rows.append([str(count), contender.name, *cells])
     return rows
 
 
 def aligned(rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def markdown(rows: list[list[str]], notes: list[str]) -> str:
@@ -388,20 +408,23 @@ def compare(ranks: list[int], rounds: int) -> Results:
         for count in ranks:
             for contender in filter(is_installed, CONTENDERS):
                 key = (contender.name, count)
-                if key not in results.given_up and results.spent.get(key, 0) < SHARE_S:
-                    print(f"round {turn + 1} of {rounds}, {count} ranks, {contender.name} ...", file=sys.stderr)
-                    begun = time.perf_counter()
-                    session(contender, count, results)
-                    results.spent[key] = results.spent.get(key, 0) + time.perf_counter() - begun
+                if key in results.given_up or results.spent[key] > SHARE_S:
+                    continue
+                print(f"round {turn + 1} of {rounds}, {count} ranks, {contender.name}", file=sys.stderr)
+                begun = time.perf_counter()
+                session(contender, count, results)
+                results.spent[key] += time.perf_counter() - begun
     return results
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="at least 3: rank 2 is to raise")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--markdown", action="store_true", help="put the table into README.md")
     options = parser.parse_args(argv)
+    if min(options.ranks) < 3:
+        parser.error(f"--ranks {min(options.ranks)}: take at least 3, for rank 2 is to raise")
     notes = [machine()]
     results = compare(options.ranks, options.rounds)
     for count in options.ranks:
