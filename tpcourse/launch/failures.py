@@ -26,7 +26,7 @@ def show_without_frames(error: BaseException) -> None:
 class RankRaised(RankError):
     """The function raised on a rank. ``error_type`` is the name of the original exception's type."""
 
-    def __init__(self, message: str, ranks: list[int], error_type: str) -> None:
+    def __init__(self, message: str, ranks: list[int] | None = None, error_type: str = "") -> None:
         super().__init__(message, ranks)
         self.error_type = error_type
 

@@ -7,6 +7,7 @@ every rank dies with it.
 
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -45,6 +46,7 @@ def main(fd: int) -> None:
     later = [WHEN_IDLE]
     server = _Server(requests, private=[wake, wake_writer])
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, SystemExit):
+        requests.sendall(b"ready\n")
         while os.getppid() == parent:
             ready, _, _ = select.select([requests, wake], [], [], 0.5)
             if wake in ready:
@@ -70,12 +72,16 @@ class _Server:
     def answer(self) -> bool:
         """Read one request and answer it; False when the parent has gone."""
         message, fds, _, _ = socket.recv_fds(self.requests, 1 << 20, 8)
-        if not message:
-            return False
         while not message.endswith(b"\n"):
-            message += self.requests.recv(1 << 20)
+            more = self.requests.recv(1 << 20) if message else b""
+            if not more:
+                return False
+            message += more
         request = json.loads(message)
-        reply = getattr(self, "do_" + request.pop("do"))(fds, **request)
+        try:
+            reply = getattr(self, "do_" + request.pop("do"))(fds, **request)
+        except OSError as error:  # no more descriptors, processes, disk: the next request may well be possible
+            reply = {"error": str(error)}
         self.requests.sendall(json.dumps(reply).encode() + b"\n")
         return True
 
@@ -85,8 +91,15 @@ class _Server:
         return {"world": self.worlds, "folder": self.folders[self.worlds]}
 
     def do_fork(self, fds: list[int], world: int, entry: str, setting: dict, config: dict) -> dict:
+        try:
+            if len(fds) < 4:  # the system hands over as many as there is room for
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            pid = os.fork()
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
         control, output, log, status = fds
-        pid = os.fork()
         if pid == 0:
             self._become_rank(control, output, log, status, entry, setting, config)
         for fd in (control, output, log):
@@ -194,7 +207,3 @@ def _kill_group(pid: int) -> None:
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

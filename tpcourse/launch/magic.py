@@ -1,7 +1,10 @@
 """The cell magic %%ranks: the cell's body on every rank of a world that lasts from cell to cell."""
 
 import ast
+import re
 import shlex
+import sys
+import types
 
 from tpcourse.launch import devices
 from tpcourse.launch.failures import RankRaised, show_without_frames
@@ -10,7 +13,8 @@ from tpcourse.launch.processes import helper
 from tpcourse.launch.world import World
 
 _worlds: dict[tuple, World] = {}
-_namespace: dict = {}  # in a rank: the names that cells have defined there
+_cells = types.ModuleType("__main__")  # in a rank: what cells have defined there, as a module so that it pickles
+_OPTIONS = {"timeout": r"\d+(\.\d+)?", "record": "on|off", "backend": "gloo|nccl", "out": r"[^\W\d]\w*"}
 _USAGE = "as in: %%ranks tp=4, or %%ranks dp=2 tp=2 timeout=10 record=off out=losses"
 
 
@@ -56,9 +60,9 @@ def parse(line: str) -> tuple[dict[str, int], dict[str, str]]:
     options: dict[str, str] = {}
     for word in shlex.split(line):
         name, equals, value = word.partition("=")
-        if not equals or not name or not value:
+        if not equals or not name or not value or not re.fullmatch(_OPTIONS.get(name, ".*"), value):
             raise ValueError(f"cannot read {word!r} after %%ranks; write name=value, {_USAGE}")
-        if name in ("timeout", "record", "backend", "out"):
+        if name in _OPTIONS:
             options[name] = value
         elif value.lstrip("-").isdigit():
             mesh[name] = int(value)
@@ -72,12 +76,13 @@ def parse(line: str) -> tuple[dict[str, int], dict[str, str]]:
 def run_cell(mesh, source: str, filename: str, keep: bool):
     """Run a cell's body on this rank; prints its last expression, and returns it when ``keep``."""
     body, last = _compile(source, filename)
-    if not _namespace:
-        _namespace.update(_first_names(mesh))
-    exec(body, _namespace)
+    if sys.modules["__main__"] is not _cells:
+        sys.modules["__main__"] = _cells
+        vars(_cells).update(_first_names(mesh))
+    exec(body, vars(_cells))
     if last is None:
         return None
-    value = eval(last, _namespace)
+    value = eval(last, vars(_cells))
     if value is not None and not keep:
         print(repr(value))
     return value if keep else None
@@ -89,7 +94,7 @@ def _first_names(mesh) -> dict:
 
     import tpcourse
 
-    return {"__name__": "__main__", "torch": torch, "dist": dist, "tp": tpcourse, "mesh": mesh, "rank": dist.get_rank(),
+    return {"torch": torch, "dist": dist, "tp": tpcourse, "mesh": mesh, "rank": dist.get_rank(),
             "world_size": dist.get_world_size()}
 
 

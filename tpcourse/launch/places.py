@@ -44,9 +44,9 @@ def quote_line(filename: str, line: int, known: str = "") -> str:
 
 
 def split_place(where: str) -> tuple[str, int]:
-    """Take "file:line" apart."""
+    """Take "file:line" apart; of a place too long for the record, only the file is known, and line 0."""
     filename, _, line = where.rpartition(":")
-    return filename, int(line or 0)
+    return (filename, int(line)) if line.isdigit() else (where, 0)
 
 
 def describe(where: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tpcourse.launch.failures import RankError
 
-_PIPE_BYTES = 1 << 20
+PIPE_BYTES = 1 << 20
 _helper: "Helper | None" = None
 _starting = threading.Lock()
 
@@ -26,41 +26,70 @@ class Helper:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        self.lock = threading.Lock()
+        self.lock, self.busy = threading.RLock(), False
+        self.put_off: list[dict] = []
+        self.ready = False
         self.socket, theirs = socket.socketpair()
-        path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+        path = [*filter(None, sys.path), str(Path(__file__).parents[2])]  # without "": files beside a notebook hide no module
         tunables = [os.environ.get("GLIBC_TUNABLES"), "glibc.malloc.hugetlb=1"]  # fewer pages to copy: forks 3 times faster
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
+        env = {**os.environ, "GLIBC_TUNABLES": ":".join(filter(None, tunables)),
                "OPENBLAS_NUM_THREADS": "1",  # numpy's import starts threads otherwise
                "TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}  # torch._dynamo's import makes this folder
         with theirs:
+            program = f"import sys; sys.path[:] = {path!r}; from tpcourse.launch.helper import main; main({theirs.fileno()})"
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tpcourse.launch.helper", str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, env=env)
+                [sys.executable, "-c", program, "tpcourse.launch.helper"],  # the last word names it in lists of processes
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, env=env)
 
     def usable(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
 
     def ask(self, do: str, fds: list[int] = (), **request) -> dict:
-        """Send one request and wait for its answer. Raises RankError when the helper has died."""
+        """Send one request and wait for its answer. Raises RankError when it could not be done or the helper has died."""
+        if not self.ready:
+            self.socket.recv(1, socket.MSG_PEEK)  # a second or more: here an interrupt may come through
         with self.lock, _no_interrupt():
+            if self.busy:  # a world is collected as garbage in the middle of another request of this thread
+                self.put_off.append({"do": do, **request})
+                return {}
+            self.busy = True
             try:
-                message = json.dumps({"do": do, **request}).encode() + b"\n"
-                sent = socket.send_fds(self.socket, [message], list(fds))
-                self.socket.sendall(message[sent:])
-                reply = b""
-                while not reply.endswith(b"\n"):
-                    chunk = self.socket.recv(1 << 16)
-                    if not chunk:
-                        raise ConnectionResetError
-                    reply += chunk
+                answer = self._exchange({"do": do, **request}, fds)
+                while self.put_off:
+                    self._exchange(self.put_off.pop())
             except (BrokenPipeError, ConnectionResetError):
                 raise RankError("the process from which ranks are forked has died; run the cell again, and look whether "
-                                "this machine ran out of memory") from None
-        return json.loads(reply)
+                                "this machine ran out of memory" if self.ready else "the process from which ranks are "
+                                "forked could not start; it says why on the terminal, or in the log of Jupyter") from None
+            finally:
+                self.busy = False
+        if "error" in answer:
+            raise RankError(f"ranks could not be started: {answer['error']}. Use fewer, or allow more open files (ulimit -n) "
+                            "and processes (ulimit -u)")
+        return answer
+
+    def _exchange(self, request: dict, fds: list[int] = ()) -> dict:
+        if not self.ready:
+            self._read_line()
+            self.ready = True
+        message = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(self.socket, [message], list(fds))
+        self.socket.sendall(message[sent:])
+        return json.loads(self._read_line())
+
+    def _read_line(self) -> bytes:
+        line = b""
+        while not line.endswith(b"\n"):
+            chunk = self.socket.recv(1 << 16)
+            if not chunk:
+                raise ConnectionResetError
+            line += chunk
+        return line
 
     def stop(self) -> None:
         if self.owner == os.getpid():
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)  # also for copies of it in forks of this process
             self.socket.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(5)
@@ -131,24 +160,31 @@ class Processes:
         self.world, self.folder = opened["world"], opened["folder"]
         self._end = weakref.finalize(self, _end, self.helper, self.world, self.members)
         setting = {"env": dict(os.environ), "path": [p or os.getcwd() for p in sys.path], "cwd": os.getcwd()}
-        for rank in range(self.count):
-            self._start(rank, setting)
+        try:
+            for rank in range(self.count):
+                self._start(rank, setting)
+        except BaseException as error:
+            self.end()
+            if isinstance(error, OSError):
+                raise RankError(f"rank {len(self.members)} could not be started: {error}. Use fewer ranks, or allow more open "
+                                "files (ulimit -n)") from None
+            raise
 
     def _start(self, rank: int, setting: dict) -> None:
-        control, their_control = socket.socketpair()
-        output, their_output = os.pipe()
-        status, their_status = os.pipe()
-        _widen(output)
-        os.set_blocking(output, False)
-        with tempfile.TemporaryFile() as file:
-            log = os.dup(file.fileno())
-        theirs = [their_control.detach(), their_output, log, their_status]
-        config = {**self.config, "rank": rank, "folder": self.folder}
-        try:
-            pid = self.helper.ask("fork", theirs, world=self.world, entry=self.entry, setting=setting, config=config)["pid"]
-        finally:
-            for fd in (theirs[0], their_output, their_status):
-                os.close(fd)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            control, their_control = socket.socketpair()
+            ours.enter_context(control)
+            theirs.enter_context(their_control)
+            output, their_output = _pipe(ours, theirs)
+            status, their_status = _pipe(ours, theirs)
+            _widen(output)
+            os.set_blocking(output, False)
+            with tempfile.TemporaryFile() as file:
+                log = os.dup(file.fileno())
+            ours.callback(os.close, log)
+            pid = self.helper.ask("fork", [their_control.fileno(), their_output, log, their_status], world=self.world,
+                                  entry=self.entry, setting=setting, config={**self.config, "rank": rank, "folder": self.folder})["pid"]
+            ours.pop_all()
         self.members.append(Process(rank, pid, control, output, status, log))
 
     def end(self) -> None:
@@ -168,10 +204,17 @@ def _end(helper: Helper, world: int, members: list[Process]) -> None:
         member.close()
 
 
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    ours.callback(os.close, reader)
+    theirs.callback(os.close, writer)
+    return reader, writer
+
+
 def _widen(pipe: int) -> None:
     """A larger pipe lets a rank print on while the parent is busy; where it cannot be had, the small one does."""
     if sys.platform == "linux":
         import fcntl
 
         with contextlib.suppress(OSError):
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)

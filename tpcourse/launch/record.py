@@ -13,24 +13,34 @@ import functools
 import inspect
 import mmap
 import os
+import site
 import struct
 import sys
 import sysconfig
-import weakref
+import threading
+from collections import Counter
 from dataclasses import dataclass
 
-SLOTS, SLOT_BYTES, HEADER_BYTES = 2048, 512, 64
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+SLOTS, SLOT_BYTES, HEADER_BYTES, SHAPE_CHARACTERS = 2048, 512, 64, 160
 _HEADER = struct.Struct("<QQ")  # calls noted so far; the call the rank waits in, counted from 1 (0: none)
 _SEPARATOR = "\x1f"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call as a rank noted it. ``number`` counts the calls of this rank from 0; ``peer`` is a global rank."""
+    """One call as a rank noted it.
+
+    ``number`` counts all calls of this rank from 0, ``turn`` those that the same calls of other ranks are matched with (of
+    this group, or to or from this peer); ``peer`` is a global rank.
+    """
 
     rank: int
     number: int
     op: str
+    turn: int
     group: str
     members: tuple[int, ...]
     dim: str
@@ -72,17 +82,25 @@ class Log:
         return number - 1 if number else None
 
     def since(self, rank: int, number: int) -> list[Call]:
-        """The calls from ``number`` on, as far as the ring still holds them."""
+        """The calls from ``number`` on, without those that the ring no longer holds: a fast rank has written over them."""
         count = _HEADER.unpack_from(self.memory)[0]
-        return [self.read(rank, n) for n in range(max(number, count - SLOTS), count)]
+        calls = (self.read(rank, n) for n in range(max(number, count - SLOTS + 1), count))
+        return [call for call in calls if call is not None]
 
-    def read(self, rank: int, number: int) -> Call:
+    def read(self, rank: int, number: int) -> Call | None:
+        """One call; None when the rank has written over it, or may just be doing so."""
         start = HEADER_BYTES + (number % SLOTS) * SLOT_BYTES
-        size = int.from_bytes(self.memory[start : start + 2], "little")
-        text = self.memory[start + 2 : start + 2 + size].decode(errors="replace")
-        op, group, members, *rest = (text.split(_SEPARATOR) + [""] * 10)[:10]
-        return Call(rank, number, op, group, tuple(range(*map(int, members.split(":")))) if ":" in members else
+        slot = self.memory[start : start + SLOT_BYTES]
+        if number <= _HEADER.unpack_from(self.memory)[0] - SLOTS:
+            return None
+        text = slot[2 : 2 + int.from_bytes(slot[:2], "little")].decode(errors="replace")
+        op, turn, group, members, *rest = (text.split(_SEPARATOR) + [""] * 11)[:11]
+        return Call(rank, number, op, int(turn), group, tuple(range(*map(int, members.split(":")))) if ":" in members else
                     tuple(int(m) for m in members.split(",") if m), *rest)
+
+
+class _Thread(threading.local):
+    inside = False  # whether this thread is in a call that is noted already
 
 
 class Recorder:
@@ -90,11 +108,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.log: Log | None = None
-        self.on, self.depth = False, 0
-        self.works = weakref.WeakKeyDictionary()
+        self.on = False
+        self.thread = _Thread()
+        self.noting = threading.Lock()
+        self.turns: Counter = Counter()
+        self.works = WeakIdKeyDictionary()  # what an asynchronous call gave -> the call's number
 
     def install(self) -> None:
-        """Wrap the collectives of torch.distributed, its functional collectives, and Work.wait."""
+        """Wrap the collectives of torch.distributed, its functional collectives, and the waits for both."""
         import torch.distributed as dist
         from torch.distributed import _functional_collectives as functional
         from torch.distributed import distributed_c10d as c10d
@@ -104,23 +125,27 @@ class Recorder:
             setattr(c10d, name, wrapped)
             setattr(dist, name, wrapped)
         for name in filter(lambda name: hasattr(functional, name), _FUNCTIONAL):
-            setattr(functional, name, self._wrap(name, getattr(functional, name)))
+            setattr(functional, name, self._wrap(name, getattr(functional, name), returns_at_once=True))
+        functional.wait_tensor = self._wrap_wait(functional.wait_tensor)
         dist.Work.wait = self._wrap_wait(dist.Work.wait)
 
-    def _wrap(self, name: str, function):
+    def _wrap(self, name: str, function, returns_at_once: bool = False):
         names = tuple(inspect.signature(function).parameters)
+        returns_at_once = returns_at_once or name in ("isend", "irecv")
 
         @functools.wraps(function)
         def call(*args, **kwargs):
-            if not self.on or self.depth:
+            if torch.compiler.is_compiling() or not self.on or self.thread.inside:
                 return function(*args, **kwargs)
-            number = None
+            number, waits = None, False
             with contextlib.suppress(Exception):  # a call too odd to note must fail in its own way
-                number = self.log.add(_describe(name, {**dict(zip(names, args)), **kwargs}))
-            with self._inside(number):
+                given = {**dict(zip(names, args)), **kwargs}
+                number, waits = self._note(name, given), not (returns_at_once or given.get("async_op"))
+            with self._inside(number if waits else None):
                 result = function(*args, **kwargs)
-            if number is not None and hasattr(result, "wait") and not hasattr(result, "shape"):
-                self.works[result] = number
+            if number is not None and not waits:
+                with contextlib.suppress(TypeError):  # what cannot be referred to weakly cannot be waited for either
+                    self.works[result.elem if type(result).__name__ == "AsyncCollectiveTensor" else result] = number
             return result
 
         return call
@@ -128,23 +153,43 @@ class Recorder:
     def _wrap_wait(self, wait):
         @functools.wraps(wait)
         def call(work, *args, **kwargs):
-            number = self.works.get(work) if self.on and not self.depth else None
-            if number is None:
+            if torch.compiler.is_compiling() or not self.on or self.thread.inside:
                 return wait(work, *args, **kwargs)
-            with self._inside(number):
+            with self._inside(self.works.get(work)):
                 return wait(work, *args, **kwargs)
 
         return call
 
+    def _note(self, name: str, given: dict) -> int:
+        fields = _describe(name, given)
+        with self.noting:
+            line = _line(fields)
+            turn = self.turns[line]
+            number = self.log.add([fields[0], str(turn), *fields[1:]])
+            self.turns[line] += 1
+        return number
+
     @contextlib.contextmanager
     def _inside(self, number: int | None):
-        self.depth += 1
-        self.log.wait_in(number)
+        """While in a call: what it calls in turn is not noted, and the rank waits in call ``number`` if that is given."""
+        self.thread.inside = True
+        if number is not None and not _crowded():
+            self.log.wait_in(number)
         try:
             yield
         finally:
-            self.depth -= 1
-            self.log.wait_in(None)
+            self.thread.inside = False
+            if number is not None:
+                self.log.wait_in(None)
+
+
+def _crowded() -> bool:
+    """Whether other threads may also talk to ranks, so that this one's wait does not mean that the rank is stuck.
+
+    Daemons are taken for helpers (a progress bar's monitor, a data loader's queue) that do not.
+    """
+    return threading.active_count() > 1 and any(
+        not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
 
 
 _PLAIN = (
@@ -161,13 +206,21 @@ _FUNCTIONAL = (
 
 def _describe(name: str, given: dict) -> list[str]:
     """The fields of a `Call` (after rank and number) from the arguments of a collective."""
-    group = _group(given)
-    members, group_name, dim = _membership(group)
+    members, group_name, dim = _membership(_group(given))
+    if name == "new_group" and given.get("use_local_synchronization"):  # only its members make this call
+        members = tuple(sorted(given.get("ranks") or members))
+        group_name = f"new_group {members}"
     operation = name.removesuffix("_autograd").replace("_into_tensor", "").replace("_tensor", "").replace("_single", "")
     shape, dtype = _payload(operation, given)
     reduce = given.get("op", given.get("reduceOp", "SUM" if "reduce" in operation else ""))
     return [operation, group_name, _compact(members), dim, shape, dtype, _reduce_name(reduce),
             _peer(operation, given, members), str(given.get("tag") or 0), _where()]
+
+
+def _line(fields: list[str]) -> tuple[str, ...]:
+    """Where a call queues up, to be matched in order with other ranks' calls: its group, for a message also its peer and tag."""
+    operation, group, *_, peer, tag, _ = fields
+    return (group, operation[-4:], peer, tag) if operation in ("send", "isend", "recv", "irecv") else (group,)
 
 
 def _group(given: dict):
@@ -199,18 +252,22 @@ def _compact(members: tuple[int, ...]) -> str:
 
 def _payload(operation: str, given: dict) -> tuple[str, str]:
     """Shape and dtype of what must agree between the ranks (for scatter and gather: one rank's part)."""
+    if operation == "new_group":
+        return str(sorted(given["ranks"])) if given.get("ranks") else "all ranks", ""
+    if operation == "all_gather" and len({part.shape for part in given.get("tensor_list", ())}) > 1:
+        given = {"tensor": given["tensor_list"]}  # parts of different sizes, as every rank must expect them
     for name in ("input_list", "input_tensor_list", "tensor", "input_tensor", "self", "input"):
         value = given.get(name)
         if value is not None:
             parts = value if isinstance(value, (list, tuple)) else [value]
-            return " ".join(str(list(v.shape)) for v in parts), str(parts[0].dtype).removeprefix("torch.")
-    if operation == "new_group":
-        return str(list(given.get("ranks") or "all")), ""
+            shapes = " ".join(str(list(part.shape)) for part in parts)
+            return shapes[:SHAPE_CHARACTERS], str(parts[0].dtype).removeprefix("torch.")
     return "", ""
 
 
 def _reduce_name(reduce) -> str:
-    return str(reduce).rpartition(".")[2].upper() if not isinstance(reduce, str) else reduce.upper()
+    """SUM, MAX ...: of a string, of a constant, or of a ReduceOp that was made from one and perhaps a factor."""
+    return str(getattr(reduce, "op", reduce)).rpartition(".")[2].upper()
 
 
 def _peer(operation: str, given: dict, members: tuple[int, ...]) -> str:
@@ -231,7 +288,8 @@ def _peer(operation: str, given: dict, members: tuple[int, ...]) -> str:
 def _skipped_roots() -> tuple[str, ...]:
     import tpcourse
 
-    folders = (sysconfig.get_path("purelib"), os.path.dirname(tpcourse.__file__), os.path.dirname(os.__file__))
+    libraries = (os.path.dirname(os.path.dirname(torch.__file__)), sysconfig.get_path("purelib"), site.getusersitepackages())
+    folders = (*libraries, os.path.dirname(tpcourse.__file__), os.path.dirname(os.__file__))
     return (*(folder + os.sep for folder in folders), "<frozen", "<string", "<__array_function__")
 
 

@@ -29,7 +29,8 @@ def raised(errors: dict[int, dict], waiting: list[int]) -> RankError:
     lines = [f"{name_ranks(ranks)} raised {kind}: {message}"]
     for filename, line, function, text in error["frames"]:
         lines.append(f"  {name_line(filename, line)}{_inside(function)}")
-        lines.append(f"    {quote_line(filename, line, text)}")
+        if text := quote_line(filename, line, text):
+            lines.append(f"    {text}")
     others = [rank for rank in errors if rank not in ranks]
     if others:
         lines.append(f"({name_ranks(others)} raised too: " + "; ".join(
@@ -79,8 +80,12 @@ def stuck(waits: dict[int, tuple[Call, list[int]]], finished: set[int]) -> RankE
     lines = []
     for rank, (call, missing) in sorted(waits.items()):
         lines.append(f"rank {rank} waits in {_calls(call)} for {name_ranks(missing)}\n    {describe(call.where)}")
-    if finished:
-        lines.append(f"{name_ranks(list(finished))} returned without making the call that the others wait for")
+    calls = [call for _, (call, _) in sorted(waits.items())]
+    if len({call.group for call in calls}) > 1:
+        lines.append(f"The groups differ:\n{table(calls)}")
+    gone = {rank for _, missing in waits.values() for rank in missing} & finished
+    if gone:
+        lines.append(f"{name_ranks(list(gone))} returned without making the call that the others wait for")
         head = f"{name_ranks(list(waits))} will wait for ever"
     else:
         head = "deadlock: every rank waits for another"

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from tpcourse.launch import devices
+from tpcourse.launch import devices, wire
 
 
 def is_launcher() -> bool:
@@ -32,5 +32,5 @@ def run_here(function, args: tuple, mesh: dict[str, int], backend: str | None, d
         dist.init_process_group(backend)
     value = function(init_device_mesh(device, tuple(mesh.values()), mesh_dim_names=tuple(mesh)), *args)
     values = [None] * count
-    dist.all_gather_object(values, value)
-    return values
+    dist.all_gather_object(values, wire.pack_result(value))
+    return [wire.unpack(packed) for packed in values]

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from tpcourse.launch.record import HEADER_BYTES, Call, Log
 
@@ -14,19 +14,20 @@ _OWN_SHAPE = ("all_to_all", "barrier")  # here each rank may rightly bring anoth
 class Verdict:
     """Reads the records of all ranks as they grow.
 
-    Collectives are matched by group and position in the group's sequence, messages by sender, receiver, group and tag.
+    Collectives are matched by group and turn, messages by sender, receiver, group, tag and turn. The ranks count the turns,
+    so that a record with gaps (a ring of slots that went round between two looks) is still matched rightly. Once a rank has
+    received from anyone, nobody can tell which message it got: its later messages are not compared.
     """
 
     def __init__(self, fds: list[int]) -> None:
         self.fds = fds
         self.logs: dict[int, Log] = {}
         self.seen = [0] * len(fds)
-        self.reached: dict[tuple[int, str], int] = defaultdict(int)  # (rank, group) -> collectives called so far
-        self.sent: dict[tuple, int] = defaultdict(int)
-        self.received: dict[tuple, int] = defaultdict(int)
-        self.open: dict[tuple, dict[int, Call]] = defaultdict(dict)  # what has not been called by everyone yet
-        self.position: dict[tuple[int, int], tuple] = {}  # (rank, call number) -> its key in `open`
-        self.clash: dict[int, Call] = {}
+        self.made: Counter = Counter()  # (line, side) -> calls made, see `_place`
+        self.open: dict[tuple, dict] = defaultdict(dict)  # (line, turn) -> by side, what not everyone has called yet
+        self.from_anyone: set[tuple] = set()  # mailboxes (see there) that were read without naming the sender
+        self.posted: set[tuple] = set()  # mailboxes with receives that do not block
+        self.clash: dict = {}
 
     def update(self) -> None:
         """Take in the calls noted since the last update."""
@@ -35,7 +36,7 @@ class Verdict:
                 self.logs[rank] = Log(fd)
             for call in self.logs[rank].since(rank, self.seen[rank]) if rank in self.logs else ():
                 self.seen[rank] = call.number + 1
-                self._take_message(call) if call.op in _SENDS + _RECEIVES else self._take_collective(call)
+                self._take(call)
 
     def close(self) -> None:
         """Let go of the ranks' memory."""
@@ -43,33 +44,27 @@ class Verdict:
             log.memory.close()
         self.logs.clear()
 
-    def _take_collective(self, call: Call) -> None:
-        place = (call.rank, call.group)
-        key = (call.group, self.reached[place])
-        self.reached[place] += 1
-        self._take(key, call.rank, call, len(call.members))
-
-    def _take_message(self, call: Call) -> None:
+    def _take(self, call: Call) -> None:
+        line, side = _place(call)
+        for lost in range(self.made[line, side], call.turn):
+            self.open.pop((line, lost), None)
+        self.made[line, side] = call.turn + 1
+        is_message = call.op in _SENDS + _RECEIVES
         if call.peer == "any":
+            self.from_anyone.add(_mailbox(call))
+        if call.op == "irecv":
+            self.posted.add(_mailbox(call))
+        if is_message and _mailbox(call) in self.from_anyone:
             return
-        sends, peer = call.op in _SENDS, int(call.peer)
-        pair = (call.group, *((call.rank, peer) if sends else (peer, call.rank)), call.tag)
-        count = self.sent if sends else self.received
-        self._take((*pair, count[pair]), call.rank if sends else ~call.rank, call, 2)
-        count[pair] += 1
-
-    def _take(self, key: tuple, side: int, call: Call, expected: int) -> None:
-        calls = self.open[key]
-        self.position[call.rank, call.number] = key
+        calls = self.open[line, call.turn]
         if not self.clash and not all(_fits(call, other) for other in calls.values()):
             self.clash = calls
         calls[side] = call
-        if len(calls) == expected:
-            for done in self.open.pop(key).values():
-                del self.position[done.rank, done.number]
+        if all(self.made[line, each] > call.turn for each in (("sender", "receiver") if is_message else call.members)):
+            del self.open[line, call.turn]
 
     def mismatch(self) -> list[Call]:
-        """Calls of one position that do not fit together; empty when all do."""
+        """Calls of one turn that do not fit together; empty when all do."""
         return sorted(self.clash.values(), key=lambda call: call.rank)
 
     def waits(self) -> dict[int, tuple[Call, list[int]]]:
@@ -77,27 +72,53 @@ class Verdict:
         found = {}
         for rank, log in self.logs.items():
             number = log.waiting()
-            if number is not None and number < self.seen[rank]:
-                found[rank] = (log.read(rank, number), self._missing(rank, number, log))
+            call = log.read(rank, number) if number is not None and number < self.seen[rank] else None
+            if call is not None:
+                found[rank] = (call, self._missing(call))
         return found
 
-    def _missing(self, rank: int, number: int, log: Log) -> list[int]:
-        call = log.read(rank, number)
-        if call.peer == "any":
-            return [] if any(key[2] == rank for key in self.open if len(key) == 5) else [m for m in call.members if m != rank]
-        calls = self.open.get(self.position.get((rank, number)))
-        if calls is None:
-            return []
-        if call.op in _SENDS + _RECEIVES:
-            return [int(call.peer)]
-        return [member for member in call.members if member not in calls]
+    def _missing(self, call: Call) -> list[int]:
+        line, side = _place(call)
+        if call.op not in _SENDS + _RECEIVES:
+            return [member for member in call.members if self.made[line, member] <= call.turn]
+        if _mailbox(call) in self.from_anyone:
+            return self._missing_from_anyone(call)
+        return [int(call.peer)] if self.made[line, "receiver" if side == "sender" else "sender"] <= call.turn else []
 
-    def stuck(self, finished: set[int]) -> dict[int, tuple[Call, list[int]]]:
-        """The waits of all unfinished ranks when none of them can ever end; empty while anybody can still move."""
-        waits = self.waits()
-        unfinished = set(range(len(self.fds))) - finished
-        hopeless = unfinished and all(rank in waits and waits[rank][1] for rank in unfinished)
-        return waits if hopeless else {}
+    def _missing_from_anyone(self, call: Call) -> list[int]:
+        """As `_missing` where senders are not told apart: known of receives only, and while none is left unmatched before."""
+        mailbox = _mailbox(call)
+        sent, received = (sum(count for (line, side), count in self.made.items() if side == wanted and
+                              (line[0], *line[2:]) == mailbox) for wanted in ("sender", "receiver"))
+        if call.op in _SENDS or sent >= received or (sent and mailbox in self.posted):
+            return []
+        return [member for member in call.members if member != call.rank] if call.peer == "any" else [int(call.peer)]
+
+    def stuck(self, finished: set[int], returned: set[int]) -> dict[int, tuple[Call, list[int]]]:
+        """The waits that can never end, empty while anybody may still move.
+
+        They are those for a call of a rank that has ``returned``; or of all ranks that are not ``finished``, when each of
+        them waits for another.
+        """
+        waits = {rank: wait for rank, wait in self.waits().items() if wait[1] and rank not in finished}
+        if len(waits) + len(finished) == len(self.fds):
+            return waits
+        return {rank: (call, missing) for rank, (call, missing) in waits.items()
+                if (returned.issuperset(missing) if call.peer == "any" else returned.intersection(missing))}
+
+
+def _place(call: Call) -> tuple[tuple, int | str]:
+    """The line in which a call queues up to be matched (a group's, or of messages one way), and whose part in it it is."""
+    if call.op in _SENDS:
+        return (call.group, str(call.rank), call.peer, call.tag), "sender"
+    if call.op in _RECEIVES:
+        return (call.group, call.peer, str(call.rank), call.tag), "receiver"
+    return (call.group,), call.rank
+
+
+def _mailbox(call: Call) -> tuple[str, str, str]:
+    """Group, receiver and tag of a message."""
+    return call.group, call.peer if call.op in _SENDS else str(call.rank), call.tag
 
 
 def _fits(one: Call, other: Call) -> bool:

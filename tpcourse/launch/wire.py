@@ -77,6 +77,15 @@ def pack_result(value) -> bytes:
 unpack = pickle.loads
 
 
+def unpack_result(rank: int, data: bytearray):
+    """Read what `pack_result` wrote; the parent's side. Raises Unsendable when what it needs is known on the rank only."""
+    try:
+        return unpack(data)
+    except Exception as error:
+        raise Unsendable(f"the result of rank {rank} cannot be read outside of the rank: {type(error).__name__}: {error}. "
+                         "Return plain data: tensors, numbers, strings, dicts", [rank]) from None
+
+
 def _dumps(pickler, value) -> bytes:
     buffer = io.BytesIO()
     pickler(buffer, protocol=5).dump(value)

@@ -35,11 +35,15 @@ def main(control: socket.socket, log: int, config: dict) -> int:
         wire.receive_frame(control)  # the first job, which cannot run
         wire.send_frame(control, _failure(error))
         return 1
+    rank = os.getpid()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
             header, payload = wire.receive_frame(control)
             recorder.on = header["record"]
-            wire.send_frame(control, *_run(payload))
+            frame = _run(payload)
+            if os.getpid() != rank:  # the function has forked; only the rank itself answers
+                return 0
+            wire.send_frame(control, *frame)
     return 0
 
 
@@ -92,8 +96,12 @@ def _failure(error: BaseException) -> dict:
     if isinstance(error, SyntaxError):
         own = [traceback.FrameSummary(error.filename or "", error.lineno or 0, "", line=error.text or "")]
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    return {"kind": "error", "type": type(error).__name__, "message": str(error) + notes,
-            "frames": [[f.filename, f.lineno, f.name, (f.line or linecache.getline(f.filename, f.lineno)).strip()] for f in own]}
+    try:
+        message = str(error) + notes
+    except Exception as second:
+        message = f"(its message cannot be shown: {type(second).__name__})"
+    return {"kind": "error", "type": type(error).__name__, "message": message,
+            "frames": [[f.filename, f.lineno or 0, f.name, (f.line or linecache.getline(f.filename, f.lineno)).strip()] for f in own]}
 
 
 def _end_of(log: int):

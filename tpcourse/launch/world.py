@@ -10,7 +10,7 @@ import time
 from tpcourse.launch import devices, report, torchrun, wire, worker
 from tpcourse.launch.failures import RankError, WorldClosed, show_without_frames
 from tpcourse.launch.output import Screen, Tape
-from tpcourse.launch.processes import Processes
+from tpcourse.launch.processes import PIPE_BYTES, Processes
 from tpcourse.launch.verdict import Verdict
 
 TICK_S = 0.05
@@ -72,9 +72,9 @@ class World:
         """
         if not self.alive:
             raise WorldClosed(f"this world has ended ({self._ended or 'its processes are gone'}); make a new one")
+        run = _Run(self._processes, self._verdict, timeout, record)
         if not self._free.acquire(blocking=False):
             raise RankError("this world is at work for another thread; wait for it, or make a world of your own")
-        run = _Run(self._processes, self._verdict, timeout, record)
         try:
             return run.results(wire.pack_call(function, args))
         except BaseException as error:
@@ -173,7 +173,8 @@ class _Run:
     def _collect(self, selector, deadline: float) -> None:
         next_tick = time.monotonic() + TICK_S
         while len(self.finished) < len(self.members):
-            for key, _ in selector.select(max(0.0, next_tick - time.monotonic())):
+            ready = [key for key, _ in selector.select(max(0.0, next_tick - time.monotonic()))]
+            for key in sorted(ready, key=lambda key: key.data[1] == self._bury):  # first what a rank said before it ended
                 member, handle = key.data
                 if not handle(member):
                     selector.unregister(key.fileobj)
@@ -191,7 +192,7 @@ class _Run:
         except (EOFError, ConnectionResetError):
             return False
         if header["kind"] == "result":
-            self.values[member.rank] = wire.unpack(payload)
+            self.values[member.rank] = wire.unpack_result(member.rank, payload)
         else:
             self.errors[member.rank] = header
             self._failed()
@@ -227,7 +228,8 @@ class _Run:
         self.verdict.update()
         if calls := self.verdict.mismatch():
             raise report.mismatch(calls)
-        waits = self.verdict.stuck(self.finished)
+        failing = self.errors or self.deaths  # then give the others the time to fail too
+        waits = self.verdict.stuck(self.finished, set() if failing else self.finished)
         if waits and waits == self.last_waits:
             if self._cause_known():
                 self._judge()
@@ -261,13 +263,16 @@ class _Run:
         for member in late:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, signal.SIGUSR1)
-        time.sleep(0.2)
-        stacks = {member.rank: report.read_stack(member.log) for member in late}
+        enough = time.monotonic() + GRACE_S
+        while True:
+            time.sleep(0.05)
+            stacks = {member.rank: report.read_stack(member.log) for member in late}
+            if all(stacks.values()) or time.monotonic() > enough:
+                break
         return report.timed_out(self.timeout, stacks, self.verdict.waits() if self.record else {}, self.finished)
 
     def _drain(self) -> None:
-        """Take what is still in the output pipes; everything printed before an answer is there by now."""
+        """Take what is still in the output pipes, once: everything printed before an answer is there by now."""
         for member in self.members:
-            with contextlib.suppress(BlockingIOError, OSError):
-                while data := os.read(member.output, 1 << 20):
-                    self.tapes[member.rank].add(data)
+            with contextlib.suppress(OSError):
+                self.tapes[member.rank].add(os.read(member.output, PIPE_BYTES))
