@@ -37,6 +37,11 @@ def test_the_mesh_has_the_named_dimensions_the_last_varying_fastest(kernel):
     assert text == "[rank 0] (0, 0)\n[rank 1] (0, 1)\n[rank 2] (1, 0)\n[rank 3] (1, 1)\n"
 
 
+def test_what_a_cell_defines_pickles_by_name(kernel):
+    cell = "%%ranks tp=4\nimport pickle\nclass Pair: pass\ntype(pickle.loads(pickle.dumps(Pair()))) is Pair"
+    assert kernel.run(cell).text == "[ranks 0-3] True\n"
+
+
 def test_values_can_be_kept(kernel):
     kernel.run("%%ranks tp=4 out=squares\nrank ** 2")
     assert kernel.run("squares").text == "[0, 1, 4, 9]\n"
@@ -76,7 +81,7 @@ def test_a_wrong_line_shows_the_right_form(kernel):
     assert "write name=value, as in: %%ranks tp=4" in outcome.traceback and "tpcourse/launch" not in outcome.traceback
 
 
-@pytest.mark.parametrize("line", ["", "tp", "tp=four", "=4", "timeout=3", "tp=0", "tp=-1"])
+@pytest.mark.parametrize("line", ["", "tp", "tp=four", "=4", "timeout=3", "tp=0", "tp=-1", "tp=2 timeout=soon", "tp=2 record=of", "tp=2 out=2x"])
 def test_lines_that_make_no_world(line):
     with pytest.raises(ValueError):
         parse(line)

@@ -3,10 +3,15 @@
 Bounds are generous, for machines at work on other things too; benchmarks/launch.py has the figures.
 """
 
+import gc
 import os
+import pickle
 import re
+import resource
 import signal
+import socket
 import tempfile
+import threading
 import time
 
 import psutil
@@ -15,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import tpcourse as tp
-from tpcourse.launch import CollectiveMismatch, RankDied, RankRaised, RanksStuck, processes
+from tpcourse.launch import CollectiveMismatch, RankDied, RankRaised, RanksStuck, Unsendable, processes
 
 SOON_S = 8.0
 
@@ -293,6 +298,105 @@ def test_a_world_survives_what_all_ranks_answered_and_ends_with_what_they_did_no
         assert not world.alive
         with pytest.raises(tp.RankError, match="has ended.*wait for ever.*make a new one"):
             world.run(lambda mesh: 1)
+
+
+def test_an_exception_whose_message_cannot_be_made_is_still_told():
+    def work(mesh):
+        class Odd(Exception):
+            def __str__(self):
+                raise KeyError
+
+        raise Odd
+
+    text, _ = fails(work, RankRaised, ranks=2)
+    assert text.startswith("ranks 0, 1 raised Odd: (its message cannot be shown: KeyError)")
+
+
+def test_an_error_can_be_pickled():
+    error = pickle.loads(pickle.dumps(RankRaised("rank 1 raised", [1], "KeyError")))
+    assert (str(error), error.ranks, error.error_type) == ("rank 1 raised", [1], "KeyError")
+
+
+def test_a_fork_that_returns_from_the_function_does_not_answer_for_its_rank():
+    with tp.World(ranks=2) as world:
+        world.run(lambda mesh: os.fork() and None)
+        time.sleep(0.3)
+        assert world.run(lambda mesh: "next") == world.run(lambda mesh: "next") == ["next"] * 2
+
+
+def test_a_result_that_only_the_rank_can_read_is_named():
+    def work(mesh):
+        import sys
+        import types
+
+        module = sys.modules["only_there"] = types.ModuleType("only_there")
+        exec("class Thing: pass", vars(module))
+        return module.Thing()
+
+    text, _ = fails(work, Unsendable, ranks=2)
+    assert re.match("the result of rank . cannot be read outside of the rank: ModuleNotFoundError: .*'only_there'", text)
+
+
+@pytest.mark.parametrize("error, told", [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(24, "Too many open files"), tp.RankError)])
+def test_a_start_that_breaks_off_leaves_nothing(monkeypatch, error, told):
+    start = processes.Processes._start
+
+    def break_off(self, rank, setting):
+        if rank == 2:
+            raise error
+        start(self, rank, setting)
+
+    monkeypatch.setattr(processes.Processes, "_start", break_off)
+    with pytest.raises(told):
+        tp.spawn(lambda mesh: None, ranks=3)
+    monkeypatch.undo()
+
+
+def test_too_few_descriptors_for_so_many_ranks():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 25, hard))
+    try:
+        with pytest.raises(tp.RankError, match="rank . could not be started.*Too many open files.*fewer ranks"):
+            tp.spawn(lambda mesh: None, ranks=20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_helper_lives_on_when_it_has_no_descriptors_left():
+    limit = resource.prlimit(processes.helper().process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(processes.helper().process.pid, resource.RLIMIT_NOFILE, (12, limit[1]))
+    try:
+        with pytest.raises(tp.RankError, match="could not be started: .*Too many open files"):
+            tp.spawn(lambda mesh: None, ranks=20)
+    finally:
+        resource.prlimit(processes.helper().process.pid, resource.RLIMIT_NOFILE, limit)
+
+
+def test_an_interrupt_comes_through_while_the_helper_starts():
+    helper = object.__new__(processes.Helper)
+    helper.socket, theirs = socket.socketpair()  # nobody will answer
+    helper.lock, helper.busy, helper.ready, helper.put_off = threading.RLock(), False, False, []
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    begun = time.monotonic()
+    with helper.socket, theirs, pytest.raises(KeyboardInterrupt):
+        helper.ask("open")
+    assert time.monotonic() - begun < SOON_S
+
+
+def test_a_world_collected_in_the_middle_of_a_request_does_not_block_it(monkeypatch):
+    cycle = [tp.World(ranks=1)]
+    cycle.append(cycle)
+    send_fds, cycle = socket.send_fds, None
+
+    def collect_and_send(*args):
+        gc.collect()
+        return send_fds(*args)
+
+    monkeypatch.setattr(processes.socket, "send_fds", collect_and_send)
+    begun = time.monotonic()
+    assert tp.spawn(lambda mesh: 1, ranks=1) == [1] and time.monotonic() - begun < SOON_S
+    monkeypatch.undo()
 
 
 def test_spawn_inside_a_rank_says_so():

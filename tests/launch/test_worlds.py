@@ -235,6 +235,25 @@ def test_scripts_need_no_main_guard(tmp_path, start):
     assert done.stdout.endswith("[10, 11]\n") and done.returncode == 0, done.stderr
 
 
+def test_files_beside_a_script_hide_no_module_and_a_fork_of_it_holds_up_nothing(tmp_path):
+    (tmp_path / "queue.py").write_text("raise SystemExit('a file of the learner')")
+    program = textwrap.dedent("""
+        import sys
+        sys.path.remove("")  # as in a notebook, where modules are looked for elsewhere first
+        import os, time, tpcourse as tp
+        tp.spawn(lambda mesh: 1, ranks=1)
+        parent = os.getpid()
+        if os.fork() == 0:
+            while os.getppid() == parent:
+                time.sleep(0.1)
+            os._exit(0)
+        print(time.time())
+    """)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert __import__("time").time() - float(done.stdout.split()[-1]) < 4
+
+
 def test_a_long_script_prints_lines_as_they_come(tmp_path):
     program = "import time, tpcourse as tp\ndef f(mesh):\n    for i in range(3):\n        print('step', i); time.sleep(0.5)\ntp.spawn(f, ranks=2)"
     process = subprocess.Popen([sys.executable, "-uc", program], stdout=subprocess.PIPE, text=True)
@@ -244,9 +263,10 @@ def test_a_long_script_prints_lines_as_they_come(tmp_path):
 
 
 def test_the_same_script_runs_under_torchrun(tmp_path):
-    program = "import torch.distributed as dist, tpcourse as tp\nouts = tp.spawn(lambda mesh: mesh.get_local_rank('tp') + 10, ranks=2)\n" \
-              "print(f'{outs}\\n', end='')\ndist.destroy_process_group()"
+    program = "import torch, torch.distributed as dist, tpcourse as tp\nouts = tp.spawn(lambda mesh: mesh.get_local_rank('tp') + 10, ranks=2)\n" \
+              "view = tp.spawn(lambda mesh: torch.ones(99, requires_grad=True)[:2], ranks=2)[1]\n" \
+              "print(f'{outs} {view.requires_grad} {view.untyped_storage().nbytes()}\\n', end='')\ndist.destroy_process_group()"
     (tmp_path / "script.py").write_text(program)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.stdout.count("[10, 11]") == 2, done.stdout + done.stderr
+    assert done.stdout.count("[10, 11] False 8") == 2, done.stdout + done.stderr
