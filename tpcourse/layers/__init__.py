@@ -1,5 +1,6 @@
 """The parallel layers: local matrix products between two collectives."""
 
 from tpcourse.layers.column import ColumnParallelLinear
+from tpcourse.layers.row import RowParallelLinear
 
-__all__ = ["ColumnParallelLinear"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
