@@ -43,21 +43,30 @@ def main(fd: int) -> None:
         importlib.import_module(name)
     sys.modules["tpcourse.launch.worker"].prepare()
     _settle()
-    later = [WHEN_IDLE]
     server = _Server(requests, private=[wake, wake_writer])
     with contextlib.suppress(BrokenPipeError, ConnectionResetError, SystemExit):
-        requests.sendall(b"ready\n")
-        while os.getppid() == parent:
-            ready, _, _ = select.select([requests, wake], [], [], 0.5)
-            if wake in ready:
-                os.read(wake, 4096)
-                server.reap()
-            if requests in ready and not server.answer():
-                break
-            if not ready and later:
-                importlib.import_module(later.pop(0))
-                _settle()
+        try:
+            _serve(server, parent)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may break off the cleaning up
     server.end_all()
+
+
+def _serve(server: "_Server", parent: int) -> None:
+    """Answer and reap until the parent is gone; import what can wait in a quiet moment."""
+    requests, wake = server.requests, server.private[0]
+    later = [WHEN_IDLE]
+    requests.sendall(b"ready\n")
+    while os.getppid() == parent:
+        ready, _, _ = select.select([requests, wake], [], [], 0.5)
+        if wake in ready:
+            os.read(wake, 4096)
+            server.reap()
+        if requests in ready and not server.answer():
+            break
+        if not ready and later:
+            importlib.import_module(later.pop(0))
+            _settle()
 
 
 class _Server:
