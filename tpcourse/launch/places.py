@@ -1,8 +1,13 @@
 """Lines of code as a person knows them: "cell In[3], line 2" instead of a temporary file's name."""
 
+import functools
 import linecache
 import os
+import site
 import sys
+import sysconfig
+
+import torch
 
 _CELL = "<ranks cell "
 
@@ -54,3 +59,17 @@ def describe(where: str) -> str:
     filename, line = split_place(where)
     text = quote_line(filename, line)
     return name_line(filename, line) + (f": {text}" if text else "")
+
+
+def is_own(filename: str) -> bool:
+    """Whether a frame's file is the person's own: not torch, not the standard library, not this package."""
+    return not filename.startswith(_not_own())
+
+
+@functools.cache
+def _not_own() -> tuple[str, ...]:
+    import tpcourse
+
+    libraries = (os.path.dirname(os.path.dirname(torch.__file__)), sysconfig.get_path("purelib"), site.getusersitepackages())
+    folders = (*libraries, os.path.dirname(tpcourse.__file__), os.path.dirname(os.__file__))
+    return (*(folder + os.sep for folder in folders), "<frozen", "<string", "<__array_function__")

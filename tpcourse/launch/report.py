@@ -6,7 +6,7 @@ import signal
 
 from tpcourse.launch.failures import CollectiveMismatch, RankDied, RankError, RankRaised, RanksStuck, Unsendable
 from tpcourse.launch.output import name_ranks
-from tpcourse.launch.places import describe, name_line, quote_line
+from tpcourse.launch.places import describe, is_own, name_line, quote_line
 from tpcourse.launch.record import Call
 from tpcourse.launch.worker import PLACE_OFFSET
 
@@ -108,8 +108,6 @@ def timed_out(seconds: float, stacks: dict[int, str], waits: dict[int, tuple[Cal
 
 def read_stack(log: int) -> str:
     """The innermost own frame of the stack that a rank's fault handler wrote into its log; empty if there is none."""
-    from tpcourse.launch.record import is_own
-
     text = os.pread(log, 1 << 16, PLACE_OFFSET).decode(errors="replace").rpartition("most recent call first")[2]
     frames = re.findall(r'File "(.*?)", line (\d+) in (\S+)', text)
     own = [frame for frame in frames if is_own(frame[0])] or frames[:1]

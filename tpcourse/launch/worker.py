@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tpcourse.launch import wire
-from tpcourse.launch.record import HEADER_BYTES, SLOT_BYTES, SLOTS, Log, Recorder, is_own
+from tpcourse.launch.places import is_own
+from tpcourse.launch.record import HEADER_BYTES, SLOT_BYTES, SLOTS, Log
+from tpcourse.launch.recorder import Recorder
 
 PLACE_OFFSET = HEADER_BYTES + SLOTS * SLOT_BYTES  # in the log, behind the record: where a stuck rank writes its stack
 current: DeviceMesh | None = None  # the mesh of the rank that this process is; None in every other process
