@@ -1,6 +1,7 @@
 """The parallel layers: local matrix products between two collectives."""
 
 from tpcourse.layers.column import ColumnParallelLinear
+from tpcourse.layers.embedding import VocabParallelEmbedding
 from tpcourse.layers.row import RowParallelLinear
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"]
