@@ -141,6 +141,35 @@ WRONG = [
     ),
     Wrong(
         "ring_reduce_scatter",
+        "forgets to return",
+        "it is not written yet, or its return is missing",
+        (("return chunks[rank]", "chunks[rank]"),),
+    ),
+    Wrong(
+        "ring_reduce_scatter",
+        "rank 0 does nothing",
+        "Some ranks returned while others still wait for them",
+        (("range(n - 1)", "range(n - 1 if rank else 0)"),),
+    ),
+    Wrong(
+        "ring_reduce_scatter",
+        "calls the collective through a wrapper of torch",
+        "your code called reduce_scatter (line 4)",
+        whole("""
+def ring_reduce_scatter(x):
+    out = x.new_empty(x.numel() // dist.get_world_size())
+    dist.reduce_scatter_tensor(out, x)
+    return out
+"""),
+    ),
+    Wrong(
+        "ring_reduce_scatter",
+        "stops to be debugged",
+        "no keyboard",
+        (("return chunks[rank]", "breakpoint()\n    return chunks[rank]"),),
+    ),
+    Wrong(
+        "ring_reduce_scatter",
         "only receives",
         "Someone waits for a message that nobody sends",
         (("dist.P2POp(dist.isend, chunks[send], (rank + 1) % n),", ""),),
@@ -392,6 +421,18 @@ def ring_all_reduce(x):
     ),
     Wrong(
         "column_parallel_forward",
+        "one buffer for all ranks",
+        "one and the same buffer 3 times",
+        (("[torch.empty_like(y) for _ in range(group.size())]", "[torch.empty_like(y)] * group.size()"),),
+    ),
+    Wrong(
+        "column_parallel_forward",
+        "buffers for two ranks",
+        "all_gather brings 3 tensors for 2 buffers",
+        (("range(group.size())", "range(2)"),),
+    ),
+    Wrong(
+        "column_parallel_forward",
         "forgets to gather",
         "those are this rank's columns only",
         (("if not gather_output:", "if True:"),),
@@ -527,6 +568,29 @@ def ring_all_reduce(x):
         "ignores gather_output",
         "those are this rank's columns only",
         (("GatherColumns.apply(y, self.group) if self.gather_output else y", "y"),),
+    ),
+    Wrong(
+        "ColumnParallelLinear",
+        "gathers outside of autograd",
+        "no dX: autograd finds no way back from Y",
+        (("GatherColumns.apply(y, self.group)", "GatherColumns.forward(self, y, self.group)"),),
+    ),
+    Wrong(
+        "ColumnParallelLinear",
+        "a parameter too many",
+        "the module's parameters are weight, bias, spare",
+        (("self.group, self", "self.spare = torch.nn.Parameter(torch.ones(1))\n        self.group, self"),),
+    ),
+    Wrong(
+        "ColumnParallelLinear",
+        "an error without its numbers",
+        "It must say both numbers, 10 and 3",
+        (
+            (
+                'f"out_features={out_features} is not divisible by the {n} ranks of the group"',
+                '"does not divide"',
+            ),
+        ),
     ),
     Wrong(
         "ColumnParallelLinear",

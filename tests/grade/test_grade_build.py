@@ -10,6 +10,7 @@ from grade_answers import cell_of, with_cell
 from tpcourse.grade import build, release
 from tpcourse.grade.grading import Submission
 from tpcourse.grade.notebook import read, source
+from tpcourse.grade.source import statements
 
 SOURCES = sorted((ROOT / "solutions").rglob("*.ipynb"))
 
@@ -91,4 +92,36 @@ def test_only_definitions_of_a_cell_are_run(sources):
     ]
     cells = [{"cell_type": "code", "metadata": {}, "source": text} for text in extra]
     [result] = Submission({"cells": cells + notebook["cells"]}, [graded]).results()
+    assert result.passed, result.lines
+
+
+WHITE = """
+if (
+    1
+    != 2
+):
+    big = (
+        17
+        % 10
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    "before", [WHITE, "%%time\n", '%timeit 1\n!echo "it\'s"\ntorch.cat?\n', "import torch\nif 1:\n    !ls\n"]
+)
+def test_what_a_cell_may_hold_beside_the_answer(before: str):
+    """Magics are passed over; what only looks like one, in the middle of an expression, is not."""
+    names = {}
+    for code, _ in statements(before + "def answer(x):\n    return x\n", "cell 1"):
+        exec(code, names)
+    assert "answer" in names and names.get("big", 7) == 7
+
+
+def test_a_check_that_was_copied(sources):
+    """The answer may stand below a first copy of its check."""
+    notebook, graded = sources["ring_all_gather"]
+    marks = [c["metadata"].get("nbgrader", {}).get("grade_id") for c in notebook["cells"]]
+    copy = notebook["cells"][marks.index(graded.grade_id)]
+    [result] = Submission({"cells": [copy, *notebook["cells"]]}, [graded]).results()
     assert result.passed, result.lines

@@ -93,6 +93,57 @@ threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start
 """,
         "is None",
     ),
+    "sends signals through a descriptor": (
+        "import fcntl, os; fcntl.fcntl(1, fcntl.F_SETOWN, os.getppid())",
+        "PermissionError",
+    ),
+    "chooses the signal": ("import fcntl; fcntl.fcntl(1, 10, 9)", "PermissionError"),
+    "sends signals, by ioctl": (
+        "import fcntl, os; fcntl.ioctl(1, 0x8901, os.getppid().to_bytes(4, 'little'))",
+        "PermissionError",
+    ),
+    "a lock that others see": (
+        """
+import fcntl, os, struct
+fcntl.fcntl(open(os.__file__), 37, struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 12345, 1, 0))
+""",
+        "PermissionError",
+    ),
+    "watches files": (
+        """
+import ctypes
+raise OSError(-ctypes.CDLL(None).inotify_init1(0), 'refused')
+""",
+        "PermissionError: [Errno 1] refused",
+    ),
+    "a peer that is no number of a rank": (
+        """
+import gc, json, socket
+for s in gc.get_objects():
+    if isinstance(s, socket.socket):
+        call = {'kind': 'op', 'op': 'recv', 'peer': 1.0 - dist.get_rank(), 'id': 9, 'group': [0, 1]}
+        call |= {'where': ['', 1], 'tensors': [], 'outputs': [['float64', [1]]]}
+        for header in (call, {'kind': 'wait', 'id': 9, 'tensors': []}):
+            text = json.dumps(header).encode()
+            s.sendall(len(text).to_bytes(4, 'little') + bytes(8) + text)
+        s.recv(1)
+""",
+        "no call of this course",
+    ),
+    "a phase that nobody counts": (
+        """
+import gc, json, socket
+for s in gc.get_objects():
+    if isinstance(s, socket.socket):
+        text = json.dumps({'kind': 'phase', 'phase': 'other', 'tensors': []}).encode()
+        s.sendall(len(text).to_bytes(4, 'little') + bytes(8) + text)
+""",
+        "no call of this course",
+    ),
+    "names a line that is not its own": (
+        "exec(compile('\\n' * 3 + 'raise ValueError', 'cell 99', 'exec'))",
+        "in <module>, line 4 of cell 99",
+    ),
     "a socket": ("import socket; socket.socket()", "PermissionError"),
     "signals the parent": ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
     "looks into the parent": (
@@ -293,6 +344,16 @@ def test_the_package_is_not_readable_where_it_is_installed_among_others(tmp_path
     hidden = str(tmp_path / "site" / "tpcourse")
     assert set(without(str(tmp_path), hidden)) == {str(tmp_path / "bin"), str(tmp_path / "site" / "torch")}
     assert without(str(tmp_path / "bin"), hidden) == [str(tmp_path / "bin")]
+
+
+def test_no_line_of_another_learner_is_shown(sources):
+    """A submission before this one had more cells; an error that names one of them shows nothing of it."""
+    notebook, graded = sources[TASK]
+    theirs = {"cell_type": "code", "metadata": {}, "source": "def f():\n    secret = 1\n"}
+    Submission({"cells": notebook["cells"] + [theirs] * 99}, [graded])
+    code = "exec(compile('def f():\\n    1 / 0\\nf()', 'cell 99', 'exec'))"
+    result = grade(notebook, graded, f"def ring_all_reduce(x):\n    {code}\n")
+    assert "in f, line 2 of cell 99" in result.lines
 
 
 def test_nothing_is_left(sources):

@@ -5,6 +5,7 @@ it.
 import pytest
 import torch
 
+from tpcourse.grade.hub import Hub
 from tpcourse.grade.session import Session
 
 N = 3
@@ -73,7 +74,7 @@ CASES = {
     "all_to_all_single, uneven": (
         "o = x.new_empty(3 * (r + 1)); dist.all_to_all_single(o, x, [r + 1] * 3, [1, 2, 3]); return o",
         [torch.cat([g.split([1, 2, 3])[r] for g in GIVEN]) for r in range(N)],
-        None,
+        [40, 32, 24],
     ),
     "a message": (
         "\n    if r == 0: dist.send(x, 2)\n    if r == 2: dist.recv(x, 0)\n    dist.barrier(); return x",
@@ -107,4 +108,12 @@ def test_operation(name: str):
     for rank in range(N):
         assert torch.equal(outcome.outputs[rank]["result"], expected[rank])
         sent = sum(m.wire for m in outcome.messages if m.rank == rank)
-        assert wire is None or sent == pytest.approx(wire)
+        assert wire is None or sent == pytest.approx(wire[rank] if isinstance(wire, list) else wire)
+
+
+@pytest.mark.parametrize("op", ["broadcast", "scatter"])
+def test_more_than_is_counted_cannot_be_sent(op: str):
+    """A frame that announces an empty tensor and carries a full one."""
+    header = {"id": 0, "op": op, "group": [0, 1], "where": ["cell 1", 7], "root": 0}
+    with pytest.raises(ValueError, match=f"{op} sends tensors other than"):
+        Hub(2).submit(0, {**header, "outputs": [["float64", [0]]]}, [torch.ones(2, dtype=torch.float64)] * 2)

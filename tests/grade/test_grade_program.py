@@ -2,6 +2,8 @@
 
 import csv
 import json
+import linecache
+import os
 import subprocess
 import sys
 
@@ -64,6 +66,47 @@ def test_whose_submission(tmp_path):
     assert [learner for learner, _ in submissions([tmp_path / "ada" / "01" / "01.ipynb"], {"01"})] == ["ada"]
 
 
+def test_odd_files_and_names(tmp_path, sources, capsys):
+    """Links to other people's answers, names that a spreadsheet or a terminal would run, files that are none,
+    two notebooks for one exercise: each has its row, and the honest one its points.
+    """
+    notebook, _ = sources["ring_all_reduce"]
+    inside, text = tmp_path / "in", json.dumps(notebook)
+    odd = [{**c, "metadata": {"nbgrader": {"grade_id": []}}} for c in notebook["cells"]]
+    folders = [b"ada", b"link", b"fifo", b"=1+1", b"esc\x1b[2J", b"L" * 255, b"\xff", b"list", b"twice"]
+    for name in folders:
+        os.makedirs(os.path.join(os.fsencode(inside), name))
+    (inside / "ada" / "01_ranks_and_collectives.ipynb").write_text(text)
+    (inside / "link" / "01.ipynb").symlink_to("../ada/01_ranks_and_collectives.ipynb")
+    os.mkfifo(inside / "fifo" / "01.ipynb")
+    for name in (
+        b"=1+1/=2.ipynb",
+        b"esc\x1b[2J/\x1b.ipynb",
+        b"L" * 255 + b"/" + b"n" * 249 + b".ipynb",
+        b"\xff/\xff.ipynb",
+    ):
+        with open(os.path.join(os.fsencode(inside), name), "w") as file:
+            file.write("{")
+    (inside / "list" / "01.ipynb").write_text(json.dumps({"cells": odd[:2]}))
+    for name in ("a copy", "01_ranks_and_collectives"):
+        (inside / "twice" / f"{name}.ipynb").write_text(text)
+    assert main([str(inside), "--out", str(tmp_path / "out"), "--solutions", str(ROOT / "solutions")]) == 0
+    rows = list(csv.DictReader((tmp_path / "out" / "grades.csv").open(newline="")))
+    points = {row["learner"]: 0 for row in rows}
+    for row in rows:
+        points[row["learner"]] += float(row["points"])
+    names = ["ada", "twice", "link", "fifo", "list", "'=1+1", "esc?[2J", "L" * 255, "?"]
+    assert points == dict.fromkeys(names, 0) | {"ada": 8, "twice": 8}
+    reasons = {row["learner"]: row["reason"] for row in rows}
+    assert "is a link" in reasons["link"] and "is a link" in reasons["fifo"]
+    assert (
+        "a copy.ipynb is not graded: 01_ranks_and_collectives.ipynb is"
+        in [r["reason"] for r in rows if r["learner"] == "twice"][-1]
+    )
+    assert not any(value.startswith("=") for row in rows for value in row.values())
+    assert "\x1b" not in capsys.readouterr().out and len(os.listdir(tmp_path / "out")) == 1 + len(names)
+
+
 def test_no_submission_is_said(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit, match="no notebook in"):
@@ -84,6 +127,22 @@ def test_check_is_repeatable_by_its_seed():
         texts.add(str(failure.value))
     [text] = texts
     assert "expected shape" in text and "seed=3" in text
+
+
+def test_check_shows_the_line_of_the_right_cell():
+    """A function calls a helper of another cell, and both cells define something called `forward`."""
+    cells = {
+        "/tmp/ipykernel_1/1.py": "class A:\n    def forward(x):\n        return x + undefined\n",
+        "/tmp/ipykernel_1/2.py": "class B:\n    def forward(x):\n        return A.forward(x)\n",
+    }
+    namespace = {"__name__": "__main__"}
+    for file, text in cells.items():
+        exec(compile(text, file, "exec"), namespace)
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    with pytest.raises(CheckFailed) as failure:
+        check("ring_all_gather", namespace["B"].forward, ranks=[1])
+    assert "line 3 of its cell: return A.forward(x)\n" in str(failure.value)
+    assert "line 3 of its cell: return x + undefined\n" in str(failure.value)
 
 
 def test_check_with_a_task_that_is_none():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tpcourse.grade.checking import SECONDS
 from tpcourse.grade.confine import protections
-from tpcourse.grade.grading import Sources, Submission
+from tpcourse.grade.grading import Sources, Submission, plain
 from tpcourse.grade.notebook import read
 from tpcourse.grade.report import Graded, feedback_page, write_csv
 
@@ -25,15 +25,19 @@ def main(arguments: list[str] | None = None) -> int:
             f"this machine lacks {'; and '.join(missing)}. Grade on one that has it, or pass --unprotected if"
             " you trust every submission"
         )
-    sources = Sources(options.solutions)
+    try:
+        sources = Sources(options.solutions)
+    except ValueError as error:
+        sys.exit(str(error))
     found = list(submissions(options.submission, set(sources.notebooks)))
     if not found:
         sys.exit(f"no notebook in {', '.join(map(str, options.submission))}")
-    width = max(len(learner) for learner, _ in found)
+    found.sort(key=lambda one: (one[0], one[1].stem not in sources.notebooks))
+    width = min(40, max(len(learner) for learner, _ in found))
     graded = []
     for i, (learner, path) in enumerate(found):
-        print(f"[{i + 1}/{len(found)}] {learner:{width}}  {path.name}", flush=True)
-        graded.append(_grade(learner, path, sources, options))
+        print(f"[{i + 1}/{len(found)}] {learner:{width}}  {plain(path.name)}", flush=True)
+        graded.append(_grade(learner, path, sources, options, graded))
         _write(options.out, graded)
     print(f"\n{options.out / 'grades.csv'}; a feedback page per learner in {options.out}")
     return 0
@@ -67,21 +71,28 @@ def submissions(paths: list[Path], exercises: set[str]) -> Iterator[tuple[str, P
     folders above.
     """
     for path in map(Path.resolve, paths):
-        for notebook in [path] if path.is_file() else sorted(p for p in path.rglob("*.ipynb") if p.is_file()):
+        inside = (found for found in path.rglob("*.ipynb") if not found.is_dir())
+        for notebook in [path] if path.is_file() else sorted(inside):
             below = notebook.relative_to(path.parent if path.is_file() else path).with_suffix("")
             above = [folder.name for folder in (path.parent if path.is_file() else path, *path.parents)]
             if ".ipynb_checkpoints" not in below.parts:
-                yield next(name for name in (*below.parts, *above) if name not in exercises), notebook
+                yield plain(next(name for name in (*below.parts, *above) if name not in exercises)), notebook
 
 
-def _grade(learner: str, path: Path, sources: Sources, options: argparse.Namespace) -> Graded:
-    graded = Graded(learner, path.name)
+def _grade(
+    learner: str, path: Path, sources: Sources, options: argparse.Namespace, before: list[Graded]
+) -> Graded:
+    """Grade one notebook, unless one of those ``before`` is the same learner's for the same exercise."""
+    graded = Graded(learner, plain(path.name))
     try:
         notebook = read(path)
         tasks = sources.tasks_of(notebook, path)
+        same = [one for one in before if one.learner == learner and one.has(tasks[0].task)]
+        if same:
+            raise ValueError(f"{path.name} is not graded: {same[0].notebook} is, for the same exercise")
     except (OSError, ValueError) as error:
-        graded.problem = str(error)
-        print(f"    0  {error}", flush=True)
+        graded.problem = plain(str(error))
+        print(f"    0  {graded.problem}", flush=True)
         return graded
     for result in Submission(notebook, tasks, options.seed, options.seconds).graded():
         graded.results.append(result)
@@ -96,7 +107,8 @@ def _write(folder: Path, graded: list[Graded]) -> None:
     write_csv(folder / "grades.csv", graded)
     learner = graded[-1].learner
     page = feedback_page(learner, [one for one in graded if one.learner == learner])
-    (folder / f"{learner}.html").write_text(page)
+    name = learner.encode()[:200].decode(errors="ignore")  # a file's name has at most 255 bytes
+    (folder / f"{name}.html").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class Case:
 
     inputs and expected: one entry per rank. mistakes: for an output, the wrong values that people arrive at.
     praise: said when it passes. holds: bytes of parameters that a rank may hold. refuses: the error that the
-    call must raise.
+    call must raise, with the numbers ``says`` in its message.
     """
 
     title: str
@@ -34,6 +34,7 @@ class Case:
     praise: str = ""
     holds: int | None = None
     refuses: str | None = None
+    says: tuple[int, ...] = ()
 
 
 def randn(rng: torch.Generator, *shape: int) -> Tensor:

@@ -23,6 +23,7 @@ SAYS = {  # what a wrong value usually means: {n} ranks, {m} columns each, {name
         "the blocks along the last dimension"
     ),
     "reverse": "the columns are in the reverse order of ranks",
+    "one buffer": "one rank's columns came {n} times: [buffer] * {n} is one and the same buffer {n} times",
     "own first": "the columns begin with the rank's own: they belong in the order of ranks",
     "part of dX": (
         "that is only this rank's part of dX: every rank's columns depend on the whole X, so the parts must "
@@ -163,6 +164,7 @@ def module(n: int, rng: torch.Generator) -> list[Case]:
                 inputs,
                 [{} for _ in range(n)],
                 refuses="ValueError",
+                says=(out, n),
             )
         )
     return cases
@@ -209,6 +211,7 @@ def _y_mistakes(p: _Problem) -> list[Mistake]:
         (p.says("stacked"), [stacked] * n),
         (p.says("reshaped"), [stacked.reshape(p.y.shape)] * n),
         (p.says("reverse"), [torch.cat(ys[::-1], 1)] * n),
+        (p.says("one buffer"), [torch.cat([ys[-1]] * n, 1)] * n),
         (p.says("own first"), [torch.cat([ys[(r + i) % n] for i in range(n)], 1) for r in range(n)]),
     ]
     if p.bias is not None:
@@ -261,8 +264,9 @@ def column_traffic(p: _Problem, backward: bool) -> Traffic:
     def judge(messages: list[Message]) -> str | None:
         for m in messages:
             if m.shape in weight:
+                what = "the weight" if m.phase == "forward" else "the weight's gradient"
                 return (
-                    f"{m.phase} moved the weight: {m.op} of {list(m.shape)} (line {m.where[1]}),"
+                    f"{m.phase} moved {what}: {m.op} of {list(m.shape)} (line {m.where[1]}),"
                     f" {bytes_text(m.wire)} per rank. A column-parallel layer leaves every rank its own"
                     " columns of A and moves activations only"
                 )

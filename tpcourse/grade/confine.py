@@ -23,7 +23,7 @@ CLONE_THREAD = 0x10000
 EPERM, ALLOW, DENY = 1, 0x7FFF0000, 0x00050000
 
 # System calls by (x86-64 number, arm64 number): new processes and programs, sockets, other processes' memory,
-# signals and limits, memory shared between processes, file attributes and locks (not
+# signals and limits, memory and queues shared between processes, file attributes, locks and watches (not
 # covered by Landlock), the kernel's own doors.
 FORBIDDEN = {
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
@@ -41,8 +41,14 @@ FORBIDDEN = {
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "bpf": (321, 280),
     "perf_event_open": (298, 241), "add_key": (248, 217), "keyctl": (250, 219), "userfaultfd": (323, 282),
-    "open_by_handle_at": (304, 265),
+    "open_by_handle_at": (304, 265), "inotify_init": (253, None), "inotify_init1": (294, 26),
+    "fanotify_init": (300, 262), "shmat": (30, 196), "shmctl": (31, 195), "semop": (65, 193),
+    "semtimedop": (220, 192), "semctl": (66, 191), "msgsnd": (69, 189), "msgrcv": (70, 188),
+    "msgctl": (71, 187),
 }  # fmt: skip
+# Of fcntl: F_GETLK to F_SETLKW, F_SETOWN, F_SETSIG, F_SETOWN_EX, F_OFD_GETLK to F_OFD_SETLKW, F_SETLEASE and
+# F_NOTIFY; of ioctl: FIOSETOWN and SIOCSPGRP. The owner of a descriptor gets signals that its holder chooses.
+COMMANDS = {(72, 25): (5, 6, 7, 8, 10, 15, 36, 37, 38, 1024, 1026), (16, 29): (0x8901, 0x8902)}
 CLONE, CLONE3, KILL, TGKILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
@@ -143,7 +149,8 @@ def _seccomp(libc: ctypes.CDLL) -> None:
     process.
     """
     column, architecture = ARCHITECTURES[platform.machine()]
-    load = lambda offset: _step(0x20, offset)  # noqa: E731  offsets in struct seccomp_data: nr 0, arch 4, args 16, 24, ...
+    # offsets in struct seccomp_data: nr 0, arch 4, args 16, 24, ...
+    load = lambda offset: _step(0x20, offset)  # noqa: E731
     refuse = _step(0x06, DENY | EPERM)
     program = [
         load(4),
@@ -163,6 +170,9 @@ def _seccomp(libc: ctypes.CDLL) -> None:
     for numbers, allowed in ((KILL, [os.getpid()]), (TGKILL, [os.getpid()]), (PRLIMIT, [0, os.getpid()])):
         tests = [_step(0x15, pid, len(allowed) - i, 0) for i, pid in enumerate(allowed)]
         program += [_step(0x15, numbers[column], 0, len(tests) + 2), load(16), *tests, refuse, load(0)]
+    for numbers, commands in COMMANDS.items():
+        tests = [step for command in commands for step in (_step(0x15, command, 0, 1), refuse)]
+        program += [_step(0x15, numbers[column], 0, len(tests) + 2), load(24), *tests, load(0)]
     program.append(_step(0x06, ALLOW))
     code = ctypes.create_string_buffer(b"".join(program))
     header = struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(code))

@@ -33,6 +33,8 @@ class Submission:
     ) -> None:
         self.tasks, self.seed, self.seconds = tasks, seed, seconds
         self.cells = code_cells(notebook)
+        for label in [name for name in linecache.cache if name.startswith("cell ")]:
+            del linecache.cache[label]  # another learner's
         for cell in self.cells:  # so that feedback can show the line that failed
             linecache.cache[cell.label] = (
                 len(cell.text),
@@ -64,21 +66,21 @@ class Submission:
             last = code.verdicts(cases, graded.answer, self._cells_before(graded))[-1]
             if not last.passed:
                 lines = [last.case + ":", *last.lines, *printed_lines(last.printed)]
-                return Result(graded.task, 0, graded.points, False, [_plain(line) for line in lines], seed)
+                return Result(graded.task, 0, graded.points, False, [plain(line) for line in lines], seed)
         return Result(
             graded.task, graded.points, graded.points, True, [f"{last.case}: {last.lines[0]}"], seed
         )
 
     def _cells_before(self, graded: Graded) -> int:
-        """How many code cells stand before the task's check; all of them when the check is not there any
-        more.
+        """How many code cells stand before the task's check, the last one if it was copied; all of them
+        when the check is not there any more.
         """
         found = [i for i, cell in enumerate(self.cells) if cell.grade_id == graded.grade_id]
-        return found[0] if found else len(self.cells)
+        return found[-1] if found else len(self.cells)
 
 
-def _plain(text: str) -> str:
-    """``text`` without control characters: what a learner printed must not steer a terminal."""
+def plain(text: str) -> str:
+    """``text`` without control characters: what a learner wrote must not steer a terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -17,7 +17,7 @@ from tpcourse.grade import arrays
 from tpcourse.launch.wire import receive_frame, send_frame
 
 BACKEND = "hub"
-_TORCH, _COURSE = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
+_PACKAGES, _COURSE = (os.path.dirname(os.path.dirname(file)) for file in (torch.__file__, __file__))
 
 
 class Channel:
@@ -80,7 +80,10 @@ class HubWork(dist.Work):
     def wait(self, timeout=None) -> bool:
         if not self.done:
             self.channel.pending.pop(self.request, None)
-            for output, arrived in zip(self.outputs, self.channel.wait(self.request), strict=True):
+            came = self.channel.wait(self.request)
+            if len(came) != len(self.outputs):
+                raise ValueError(f"{self.op} brings {len(came)} tensors for {len(self.outputs)} buffers")
+            for output, arrived in zip(self.outputs, came):
                 if arrived.dtype != output.dtype or arrived.numel() != output.numel():
                     raise ValueError(f"{arrays.spec(arrived)} arrived for a tensor of {arrays.spec(output)}")
                 output.detach().copy_(arrived.reshape(output.shape))
@@ -200,8 +203,8 @@ def _name(opts) -> str:
 
 
 def _place() -> list:
-    """File and line of the innermost caller that is neither torch nor this package."""
+    """File and line of the innermost caller that is neither an installed package nor this one."""
     frame = sys._getframe(2)
-    while frame and frame.f_code.co_filename.startswith((_TORCH, _COURSE, "<frozen")):
+    while frame and frame.f_code.co_filename.startswith((_PACKAGES, _COURSE, "<frozen")):
         frame = frame.f_back
     return [frame.f_code.co_filename, frame.f_lineno] if frame else ["", 0]

@@ -104,11 +104,11 @@ class Hub:
         if (
             op not in (*COLLECTIVES, "send", "recv")
             or rank not in group
-            or not set(group) <= set(range(self.ranks))
+            or not all(type(member) is int and 0 <= member < self.ranks for member in group)
         ):
             raise ValueError(f"no operation of this course: {str(op)[:40]} on ranks {group}")
         for key in ("peer", "root"):
-            if key in more and more[key] not in range(len(group)):
+            if key in more and not (type(more[key]) is int and 0 <= more[key] < len(group)):
                 raise ValueError(f"{key} {more[key]} is none of {len(group)} ranks")
         if op in REDUCING and more["reduce"] not in REDUCTIONS:
             raise ValueError(f"the exercises know no reduction {more['reduce']!r}")
@@ -116,6 +116,10 @@ class Hub:
             raise ValueError(f"{op} takes one tensor per rank: {len(group)}, got {len(tensors)}")
         for one in header["outputs"]:
             arrays.nbytes(one)
+        if op in ("broadcast", "scatter") and any(arrays.spec(t) != header["outputs"][0] for t in tensors):
+            raise ValueError(
+                f"{op} sends tensors other than {header['outputs'][0]}"
+            )  # which is what is counted
         return Call(
             rank,
             int(header["id"]),
@@ -180,7 +184,9 @@ def _wire(call: Call) -> float:
         size *= n
     if op == "broadcast":
         size = arrays.nbytes(call.outputs[0])
-    return wire_bytes(op, size, n, from_root=(call.group.index(call.rank) - more.get("root", 0)) % n)
+    me = call.group.index(call.rank)
+    kept = call.tensors[me].nbytes if op == "all_to_all" else None
+    return wire_bytes(op, size, n, kept_bytes=kept, from_root=(me - more.get("root", 0)) % n)
 
 
 def _agree(calls: list[Call]) -> None:

@@ -3,6 +3,7 @@ means.
 """
 
 import linecache
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,9 +12,8 @@ from torch import Tensor
 
 from tpcourse.grade import arrays
 from tpcourse.grade.case import Case, bytes_text
-from tpcourse.grade.session import Fault, Outcome
+from tpcourse.grade.session import Fault, Outcome, cell_name
 
-PICKLED = "<dynamic-code>"  # what cloudpickle calls the file of code that it brought along
 RELATIVE, ABSOLUTE = 1e-9, 1e-12  # float64: order of summation, nothing more
 
 
@@ -36,11 +36,11 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
     elif outcome.fault:
         lines = fault_lines(outcome.fault)
     else:
-        lines = _value_lines(case, outcome)
+        lines = _wait_lines(outcome) or _value_lines(case, outcome)
         unwritten = lines[:1] == [_nothing("result", 0, {"result": "NoneType"})]
         sent = None if unwritten else case.traffic(outcome.messages)
         lines += [f"What your ranks sent: {sent}."] if sent else []
-        lines += _wait_lines(outcome) + _memory_lines(case, outcome)
+        lines += _memory_lines(case, outcome)
     return Verdict(case.title, not lines, lines or [case.praise], outcome.printed)
 
 
@@ -75,6 +75,8 @@ def _error_lines(fault: Fault) -> list[str]:
             "A checked rank reads Python's own files, writes none, and starts no process or connection. For"
             " ranks to speak there are the plain functions of torch.distributed."
         )
+    if fault.error.get("type") in ("EOFError", "BdbQuit"):
+        lines.append("A checked rank has no keyboard: print what you want to see.")
     if "allocate" in fault.text or "MemoryError" in fault.text:
         lines.append("A checked rank may use 512 MiB; these tensors need a few KB.")
     return lines
@@ -90,17 +92,21 @@ def _place_text(file: str, number: int, function: str) -> str:
     """Where in the learner's code, with the line if it is a cell of theirs: no file is opened because a rank
     named it.
     """
-    if file != PICKLED and not file.startswith("cell "):
-        return f"in {function}, line {number} of {Path(file).name}"
-    known = linecache.cache.get(file, ())
-    lines = known[2] if len(known) == 4 and f"def {function}(" in "".join(known[2]) else []
+    name = cell_name(file)
+    known = linecache.cache.get(file, ()) if "cell" in name else ()
+    lines = known[2] if len(known) == 4 else []
     text = f": {lines[number - 1].strip()}" if 0 < number <= len(lines) else ""
-    return f"in {function or 'the cell'}, line {number} of {'its cell' if file == PICKLED else file}{text}"
+    return f"in {function or 'the cell'}, line {number} of {name}{text}"
 
 
 def _stuck_hint(text: str) -> str:
     if "which receives from" in text:
         return "The two ends of a message must name each other: the rank I send to must receive from me."
+    if "has finished" in text:
+        return (
+            "Some ranks returned while others still wait for them: a send needs its receive, and a collective"
+            " is called by every rank."
+        )
     if "waits in send" in text and "waits in recv" not in text:
         return (
             "Every rank sends before it receives, and a send ends only when the other side receives. Start"
@@ -112,8 +118,6 @@ def _stuck_hint(text: str) -> str:
             "Someone waits for a message that nobody sends: look at who sends to whom, and how many messages"
             " there are."
         )
-    if "has finished" in text:
-        return "Every rank must make the same collective calls; here some returned while others still wait."
     return ""
 
 
@@ -131,7 +135,9 @@ def _misuse_hint(text: str) -> str:
 def _refusal_lines(case: Case, outcome: Outcome) -> list[str]:
     fault = outcome.fault
     if fault and fault.kind == "error" and fault.error.get("type") == case.refuses:
-        return []
+        if set(case.says) <= set(map(int, re.findall(r"\d{1,9}", fault.text))):
+            return []
+        return [f"Your {fault.text}", f"It must say both numbers, {case.says[0]} and {case.says[1]}."]
     if fault:
         return [f"Expected {case.refuses}; instead:", *fault_lines(fault)]
     return [
@@ -172,21 +178,34 @@ def _difference(name: str, rank: int, got: Tensor | None, right: Tensor, facts: 
 
 def _nothing(name: str, rank: int, facts: dict) -> str:
     kind = str(facts.get(name, ""))[:40]
+    if name == "Y" and name not in facts:
+        return (
+            f"rank {rank}: the module's parameters are {_parameters(facts)}; none but weight and, unless"
+            " bias=False, bias was asked for"
+        )
     if name in ("result", "Y"):
         return (
             f"rank {rank}: your code returned {kind or 'nothing'} where a tensor is expected"
-            f"{': it is not written yet' if kind in ('', 'NoneType') else ''}"
+            f"{': it is not written yet, or its return is missing' if kind in ('', 'NoneType') else ''}"
         )
     if name.endswith(" at the start"):
-        found = facts.get("parameters")
-        names = ", ".join(str(key)[:40] for key in found) if isinstance(found, dict) else ""
         return (
             f"rank {rank}: the module has no parameter called {name.removesuffix(' at the start')}; it has"
-            f" {names or 'none'}"
+            f" {_parameters(facts)}"
+        )
+    if name not in facts:
+        return (
+            f"rank {rank}: no {name}: autograd finds no way back from Y. A collective fills buffers that know"
+            " nothing of gradients"
         )
     return (
         f"rank {rank}: {name} did not come back: backward gave {kind if kind != 'NoneType' else 'None'} there"
     )
+
+
+def _parameters(facts: dict) -> str:
+    found = facts.get("parameters")
+    return ", ".join(str(key)[:40] for key in found) if isinstance(found, dict) and found else "none"
 
 
 def _meaning(case: Case, name: str, got: list[Tensor | None], right: list[Tensor]) -> str:

@@ -34,6 +34,8 @@ class Graded:
 
 def read(path: Path) -> dict:
     """The notebook at ``path``. Raises ValueError when it is not one."""
+    if path.is_symlink() or not path.is_file():
+        raise ValueError(f"{path.name} is a link or another special file; only a plain file is read")
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(
             f"{path.name} has {path.stat().st_size >> 20} MiB; at most {MAX_BYTES >> 20} are read"
@@ -56,9 +58,7 @@ def source(cell: dict) -> str:
 def code_cells(notebook: dict) -> list[Cell]:
     """The code cells in order, numbered from 1 as a person counts them."""
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return [
-        Cell(f"cell {i + 1}", source(cell), _metadata(cell).get("grade_id")) for i, cell in enumerate(cells)
-    ]
+    return [Cell(f"cell {i + 1}", source(cell), _grade_id(cell)) for i, cell in enumerate(cells)]
 
 
 def graded_tasks(notebook: dict) -> list[Graded]:
@@ -88,6 +88,11 @@ def graded_tasks(notebook: dict) -> list[Graded]:
 
 def _ranks(call: ast.Call) -> list[int]:
     return next((ast.literal_eval(word.value) for word in call.keywords if word.arg == "ranks"), [])
+
+
+def _grade_id(cell: dict) -> str | None:
+    found = _metadata(cell).get("grade_id")
+    return found if isinstance(found, str) else None
 
 
 def _metadata(cell: dict) -> dict:

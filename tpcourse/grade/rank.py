@@ -99,7 +99,7 @@ def _run_cells(cells: list, namespace: dict, faults: list) -> None:
                     exec(code, namespace)
                 except Exception as error:
                     faults.append((beginning, describe(error)))
-        except SyntaxError as error:
+        except Exception as error:  # SyntaxError, or what the parser makes of odd text
             faults.append((text, describe(error)))
 
 

@@ -25,16 +25,19 @@ class Graded:
     results: list[Result] = field(default_factory=list)
     problem: str = ""
 
+    def has(self, task: str) -> bool:
+        return any(result.task == task for result in self.results)
+
 
 def write_csv(path: Path, graded: list[Graded]) -> None:
     """One row per task; a notebook that could not be graded has one row with the reason."""
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)
         for one in graded:
             who = [_cell(one.learner), _cell(one.notebook)]
             if one.problem:
-                rows.writerow([*who, "", 0, "", False, one.problem, ""])
+                rows.writerow([*who, "", 0, "", False, _cell(one.problem), ""])
             for r in one.results:
                 rows.writerow(
                     [
@@ -43,7 +46,7 @@ def write_csv(path: Path, graded: list[Graded]) -> None:
                         r.points,
                         r.maximum,
                         r.passed,
-                        "" if r.passed else " ".join(r.lines),
+                        "" if r.passed else _cell(" ".join(r.lines)),
                         r.seed,
                     ]
                 )
@@ -51,7 +54,7 @@ def write_csv(path: Path, graded: list[Graded]) -> None:
 
 def _cell(text: str) -> str:
     """A spreadsheet takes a text that begins like this for a formula."""
-    return "'" + text if text.startswith(("=", "+", "-", "@")) else text
+    return "'" + text if text.lstrip().startswith(("=", "+", "-", "@")) else text
 
 
 def feedback_page(learner: str, graded: list[Graded]) -> str:

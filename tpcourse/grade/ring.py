@@ -10,7 +10,7 @@ ON_PAPER = "On paper, for 3 ranks, write down which chunk each rank sends and wh
 SAYS = {  # what a wrong value usually means; {n} ranks
     "changed": "the function must leave its input as it was: work on x.clone()",
     "shifted": "the sums are right but rank r returned chunk (r + {d}) % {n} instead of chunk r",
-    "nothing": "nothing was added: this is the rank's own x",
+    "nothing": "nothing was added to what came back: it is a part of this rank's own x",
     "missing": (
         "one rank's share is missing from the sum: a step too few, or something that arrived was not added"
     ),

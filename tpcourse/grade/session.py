@@ -4,6 +4,7 @@ ends.
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
@@ -132,8 +133,8 @@ class _Run:
         elif kind == "wait":
             if (rank, header["id"]) in self.hub.open_calls:
                 self.waiting[rank] = header["id"]
-        elif kind == "phase":
-            self.hub.phases[rank] = str(header["phase"])[:20]
+        elif kind == "phase" and header["phase"] == "backward":  # any other would go uncounted
+            self.hub.phases[rank] = "backward"
         elif kind == "error":
             self.errors[rank] = header
         elif kind in ("result", "loaded") and rank not in self.finished and header["call"] == self.number:
@@ -198,8 +199,17 @@ def _place_in(text: str) -> str:
         ):
             name, _, rest = line.strip().removeprefix('File "').partition('", line ')
             number, _, function = rest.partition(" in ")
-            return f" is in {function} (line {number} of {name})"
+            return f" is in {function} (line {number} of {cell_name(name)})"
     return ""
+
+
+def cell_name(file: str) -> str:
+    """What feedback calls a file of code: a graded notebook's cells have numbers, a running one's files of
+    their own.
+    """
+    if file.startswith("cell ") and file[5:].isdigit():
+        return file
+    return "its cell" if "ipykernel_" in file or file.startswith("<ipython-") else Path(file).name
 
 
 def _exit_text(rank: int, code: int) -> str:
