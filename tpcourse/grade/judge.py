@@ -5,7 +5,6 @@ means.
 import linecache
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
