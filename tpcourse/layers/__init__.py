@@ -2,6 +2,8 @@
 
 from tpcourse.layers.column import ColumnParallelLinear
 from tpcourse.layers.embedding import VocabParallelEmbedding
+from tpcourse.layers.loss import vocab_parallel_cross_entropy
 from tpcourse.layers.row import RowParallelLinear
 
-__all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"]
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding",
+           "vocab_parallel_cross_entropy"]
