@@ -21,6 +21,13 @@ def strided(x):
     return torch.stack([x, -x], -1)[..., 0]
 
 
+def permuted_on_some(x):
+    """The same numbers with the first dimension innermost in memory, on every second rank only."""
+    import torch.distributed as dist
+
+    return x.movedim(0, -1).contiguous().movedim(-1, 0) if dist.get_rank() % 2 else x.clone()
+
+
 def on_rank(mesh, logits, target, grad, options, change, wrong):
     """Loss and gradient after one pass, and whether the logits are unchanged. `wrong` takes our place."""
     from tpcourse.layers import vocab_parallel_cross_entropy
@@ -70,6 +77,12 @@ def check(world, shape=(9,), target=None, change=as_it_is, wrong=None, **options
 @pytest.mark.parametrize("change", [as_it_is, strided], ids=["contiguous", "strided"])
 def test_against_the_whole_loss(world, shape, reduction, label_smoothing, change):
     check(world, shape, change=change, reduction=reduction, label_smoothing=label_smoothing)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_ranks_whose_memory_is_laid_out_differently(world, reduction):
+    """Where what is sent has strides that differ between ranks, gloo returns wrong data in silence."""
+    check(world, (3, 4, 2), change=permuted_on_some, reduction=reduction, label_smoothing=0.1, z_loss=0.1)
 
 
 OPTIONS = {

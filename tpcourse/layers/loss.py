@@ -53,7 +53,7 @@ def vocab_parallel_cross_entropy(logits: Tensor, target: Tensor, group: Group, v
 
 def _greatest(x: Tensor, group: Group) -> Tensor:
     """The greatest of the columns that all ranks hold; it cancels in the loss, so no gradient passes."""
-    greatest = x.detach().amax(-1)
+    greatest = x.detach().amax(-1).contiguous()  # torch.distributed needs it
     if group_size(group) > 1:
         dist.all_reduce(greatest, dist.ReduceOp.MAX, group_of(group))
     return greatest
