@@ -81,7 +81,7 @@ def test_a_wrong_line_shows_the_right_form(kernel):
     assert "write name=value, as in: %%ranks tp=4" in outcome.traceback and "tpcourse/launch" not in outcome.traceback
 
 
-@pytest.mark.parametrize("line", ["", "tp", "tp=four", "=4", "timeout=3", "tp=0", "tp=-1", "tp=2 timeout=soon", "tp=2 record=of", "tp=2 out=2x"])
+@pytest.mark.parametrize("line", ["", "tp", "tp=four", "=4", "timeout=3", "tp=0", "tp=-1", "tp=4 timout=3", "tp=4 recrod=2", "tp=2 timeout=soon", "tp=2 record=of", "tp=2 out=2x"])
 def test_lines_that_make_no_world(line):
     with pytest.raises(ValueError):
         parse(line)

@@ -171,6 +171,13 @@ def test_fresh_ranks_draw_the_same_random_numbers_each_time():
     assert torch.equal(torch.stack(one), torch.stack(two)) and torch.equal(one[0], one[1])
 
 
+@pytest.mark.parametrize("function, args", [(lambda: 3, ()), (lambda mesh: 3, (1,)), (lambda mesh, x: 3, ())])
+def test_a_function_that_cannot_take_the_mesh_and_the_arguments_is_refused_at_once(world, function, args):
+    with pytest.raises(TypeError, match=r"<lambda>\(.*\) is called on each rank with the mesh and then your \d arg"):
+        world.run(function, *args)
+    assert world.run(lambda *everything, **options: len(everything), 1) == [2, 2, 2]
+
+
 def test_a_closed_world_says_so():
     world = tp.World(ranks=1)
     world.close()

@@ -1,6 +1,7 @@
 """The cell magic %%ranks: the cell's body on every rank of a world that lasts from cell to cell."""
 
 import ast
+import difflib
 import re
 import shlex
 import sys
@@ -64,6 +65,8 @@ def parse(line: str) -> tuple[dict[str, int], dict[str, str]]:
             raise ValueError(f"cannot read {word!r} after %%ranks; write name=value, {_USAGE}")
         if name in _OPTIONS:
             options[name] = value
+        elif meant := difflib.get_close_matches(name, _OPTIONS, 1, 0.75):
+            raise ValueError(f"{name}={value} after %%ranks: did you mean {meant[0]}=? Else name the mesh dimension otherwise, {_USAGE}")
         elif value.lstrip("-").isdigit():
             mesh[name] = int(value)
         else:

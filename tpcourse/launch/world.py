@@ -1,5 +1,6 @@
 """Worlds: ranks that run one function after another, and `spawn`, a world for a single call."""
 
+import inspect
 import threading
 
 from tpcourse.launch import devices, torchrun, wire, worker
@@ -62,6 +63,7 @@ class World:
         """
         if not self.alive:
             raise WorldClosed(f"this world has ended ({self._ended or 'its processes are gone'}); make a new one")
+        _check_call(function, args)
         run = Run(self._processes, self._verdict, timeout, record)
         if not self._free.acquire(blocking=False):
             raise RankError("this world is at work for another thread; wait for it, or make a world of your own")
@@ -107,6 +109,20 @@ def spawn(function, *args, mesh: dict[str, int] | None = None, ranks: int | None
         return torchrun.run_here(function, args, devices.mesh_shape(mesh, ranks), backend, device, threads)
     with World(mesh, ranks=ranks, backend=backend, device=device, threads=threads) as world:
         return world.run(function, *args, timeout=timeout, record=record)
+
+
+def _check_call(function, args: tuple) -> None:
+    """Refuse a function that cannot be called as function(mesh, *args), before it fails on every rank."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not to be had, as for some built-in functions: the ranks will tell
+        return
+    try:
+        signature.bind(None, *args)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(f"{name}{signature} is called on each rank with the mesh and then your {len(args)} arguments: {error}. "
+                        "Its first parameter takes the mesh") from None
 
 
 def _refuse_inside_rank() -> None:
