@@ -80,6 +80,18 @@ def test_a_partial_dtensor_is_refused(world):
     world.run(partial)
 
 
+@pytest.mark.parametrize("part", ["dp", "tp"])
+def test_a_part_of_the_mesh_is_refused(world, part):
+    """Along dp rank 0 shares with rank 2, whose block must not be drawn as rank 1's."""
+
+    def partly(mesh):
+        tensor = distribute_tensor(FULL, mesh[part], [Shard(0)])
+        with pytest.raises(ValueError, match=r"holds ranks \[\d, \d\], not 0 to 3 in order"):
+            show.layout(tensor)
+
+    world.run(partly)
+
+
 def test_layouts_are_plain_data():
     layout = describe((6, 8), {"tp": 4}, {1: "tp"})
     assert pickle.loads(pickle.dumps(layout)) == layout

@@ -71,8 +71,13 @@ def layout(tensor: Any) -> Layout:
         tensor: a DTensor whose placements are `Shard` or `Replicate`; its uneven blocks are `torch.chunk`'s.
 
     Raises:
-        ValueError: another placement, or a local tensor that is not the block which the placements promise.
+        ValueError: another placement, a mesh that is not all ranks in order (such as `mesh["dp"]` of two
+            dimensions), or a local tensor that is not the block which the placements promise.
     """
+    ranks, world = tensor.device_mesh.mesh.flatten().tolist(), torch.distributed.get_world_size()
+    if ranks != list(range(world)):
+        raise ValueError(f"the tensor's mesh holds ranks {ranks}, not 0 to {world - 1} in order; distribute "
+                         "it over the whole mesh, with Replicate() along the dimensions that do not split it")
     sizes, names = tensor.device_mesh.shape, tensor.device_mesh.mesh_dim_names
     names = names or tuple(f"dim{i}" for i in range(len(sizes)))
     axes: dict[int, tuple[str, ...]] = {}
