@@ -18,6 +18,7 @@ NEEDED = {
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Grade what the command line names; prints as it goes and writes the CSV and the feedback pages."""
     options = _parser().parse_args(arguments)
     missing = [text for name, text in NEEDED.items() if name not in protections()]
     if missing and not options.unprotected:

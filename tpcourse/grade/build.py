@@ -16,6 +16,7 @@ STUB = ["# Your code here", "..."]
 
 
 def main() -> int:
+    """Build every exercise, or with --check compare; the exit status is 1 when one is refused or out of date."""
     parser = argparse.ArgumentParser(
         prog="python -m tpcourse.grade.build", description=__doc__.split("\n")[0]
     )

@@ -44,6 +44,7 @@ def main(control: socket.socket, log: int, config: dict) -> int:
 
 
 def serve(channel: Channel) -> None:
+    """Do what the grading process asks (load cells, load a function, call it), until it hangs up."""
     namespace, faults = _fresh_main(), []
     while True:
         try:

@@ -13,6 +13,7 @@ MARKS = ("### BEGIN " + "HIDDEN TESTS", "### BEGIN " + "SOLUTION")
 
 
 def main(target: str = "dist/tpcourse-exercises.zip") -> int:
+    """Write the learners' archive to ``target`` and say what is in it."""
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
     names = released(Path("."))
