@@ -1,8 +1,10 @@
 """Tables: adding up, filters that cannot be mistyped, subtraction, print."""
 
+from dataclasses import replace
+
 import pytest
 
-from tpcourse.measure import Row, Table
+from tpcourse.measure import Row, Table, wire_bytes
 
 FORWARD = Row("all_reduce", "tp", 4, 1, 4096, 6144, "forward")
 BACKWARD = Row("all_reduce", "tp", 4, 1, 4096, 6144, "backward")
@@ -44,6 +46,23 @@ def test_comparing_is_subtraction():
     twice, once = Table([FORWARD, FORWARD]), Table([FORWARD, BACKWARD])
     assert twice != once
     assert (twice - once).rows == [FORWARD, Row("all_reduce", "tp", 4, -1, -4096, -6144, "backward")]
+
+
+@pytest.mark.parametrize("number", ["calls", "message_bytes", "wire_bytes"])
+def test_one_more_is_a_difference(number):
+    many = Table([replace(FORWARD, calls=10**6, message_bytes=10**10, wire_bytes=10**10)])
+    more = Table([replace(many.calls[0], **{number: getattr(many.calls[0], number) + 1})])
+    assert more != many and (more - many).total(number) == 1
+
+
+@pytest.mark.parametrize("n", [3, 6, 7])
+def test_rounding_is_no_difference(n):
+    """A thousand messages, none of which divides by n, added up one by one, and predicted as one."""
+    size = 10**8 + 1
+    one = Row("all_reduce", "tp", n, 1, size, wire_bytes("all_reduce", size, n))
+    sums = Row("all_reduce", "tp", n, 1000, 1000 * size, wire_bytes("all_reduce", 1000 * size, n))
+    assert Table([one] * 1000) == Table([sums])
+    assert Table([one] * 1000) != Table([replace(sums, wire_bytes=sums.wire_bytes + 1)])
 
 
 def test_print():
