@@ -31,18 +31,20 @@ def test_a_fit_that_cannot_be():
 
 
 def test_the_slowest_rank_s_time_on_every_rank(two):
+    """Of an ordinary call: one that takes half a second among the three does not count."""
+
     def body(mesh):
         calls = []
 
         def fn():
             calls.append(1)
-            time.sleep(0.02 * dist.get_rank())
+            time.sleep(0.02 * dist.get_rank() + 0.5 * (len(calls) == 4))
 
         return time_collective(fn, repeats=3), len(calls)
 
     (first, calls), second = two.run(body, record=False)
     assert (first, calls) == second and calls == 5
-    assert 0.02 <= first < 10
+    assert 0.02 <= first < 0.4
 
 
 def test_nobody_pays_for_a_late_arrival(two):
