@@ -74,6 +74,18 @@ def test_redistribute_on_two_dimensions(square):
     assert square.run(body) == [expected] * 4
 
 
+def test_what_a_dtensor_operation_sends_by_itself(two):
+    """A product of rows with rows: DTensor gathers the second factor, inside the operator."""
+
+    def body(mesh):
+        left, right = (distribute_tensor(torch.ones(s), mesh, [Shard(0)]) for s in ((80, 6), (6, 4)))
+        with ledger(mesh) as book:
+            left @ right
+        return [(r.op, r.dim, r.message_bytes, r.wire_bytes) for r in book.rows]
+
+    assert two.run(body) == [[("all_gather", "tp", 6 * 4 * 4, 6 * 4 * 4 // 2)]] * 2
+
+
 def test_saved_activations_are_the_local_shards(two):
     def body(mesh):
         model = parallelize_module(mlp(), mesh["tp"], PLANS["1D"])
