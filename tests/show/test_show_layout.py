@@ -80,6 +80,18 @@ def test_a_partial_dtensor_is_refused(world):
     world.run(partial)
 
 
+def test_a_local_tensor_of_another_size_is_refused(world):
+    def shorter(mesh):
+        from torch.distributed.tensor import DTensor
+
+        tensor = DTensor.from_local(torch.ones(3, 2), mesh, [Shard(0), Replicate()], shape=torch.Size((8, 2)),
+                                    stride=(2, 1))
+        with pytest.raises(ValueError, match=r"local tensor has shape \(3, 2\); .* promise \(4, 2\)"):
+            show.layout(tensor)
+
+    world.run(shorter)
+
+
 @pytest.mark.parametrize("part", ["dp", "tp"])
 def test_a_part_of_the_mesh_is_refused(world, part):
     """Along dp rank 0 shares with rank 2, whose block must not be drawn as rank 1's."""
