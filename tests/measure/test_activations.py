@@ -201,3 +201,13 @@ def test_print_says_where():
         "kept for backward 2 320",
         "parameters, not counted 0 0",
     ]
+
+
+def test_a_sparse_tensor_counts_its_values_and_indices():
+    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    with saved_activations() as mem:
+        y = torch.sparse.mm(dense.to_sparse(), x)
+    y.sum().backward()
+    assert mem.bytes == 2 * 8 + 2 * 2 * 8  # two values in float64, two rows of int64 indices
+    assert torch.equal(x.grad, dense.T @ torch.ones(3, 4, dtype=torch.float64))

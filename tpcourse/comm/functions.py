@@ -8,7 +8,8 @@ unsummed.
 
 Throughout, x is one rank's tensor and `group` is a process group or one mesh dimension, of P ranks, this one
 being rank r. All of them must make the call, and all must run backward through it, or none. x may have any
-strides and is never changed. In a group of one rank the result is x itself, and nothing is sent.
+strides and is never changed. In a group of one rank the result is x itself: nothing is sent, and the other
+arguments are not looked at.
 """
 
 from collections.abc import Callable, Sequence

@@ -38,6 +38,8 @@ class ColumnParallelLinear(nn.Module):
         with torch.device("meta"):  # draws no random numbers and takes no memory
             layer = cls(linear.in_features, linear.out_features, group, bias, gather_output)
         layer._keep_own_rows(linear)
+        for own, whole in zip(layer.parameters(), linear.parameters()):
+            own.requires_grad_(whole.requires_grad)  # what is frozen stays frozen
         return layer
 
     def _keep_own_rows(self, whole: nn.Linear) -> None:

@@ -45,6 +45,8 @@ class VocabParallelEmbedding(nn.Module):
             layer = cls(embedding.num_embeddings, embedding.embedding_dim, group, embedding.padding_idx,
                         embedding.max_norm, embedding.scale_grad_by_freq)
         layer._keep_own_rows(embedding)
+        for own, whole in zip(layer.parameters(), embedding.parameters()):
+            own.requires_grad_(whole.requires_grad)  # what is frozen stays frozen
         return layer
 
     def _keep_own_rows(self, whole: nn.Embedding) -> None:

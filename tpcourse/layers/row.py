@@ -43,6 +43,8 @@ class RowParallelLinear(nn.Module):
             layer = cls(linear.in_features, linear.out_features, group, bias, input_is_parallel,
                         skip_bias_add)
         layer._keep_own_columns(linear)
+        for own, whole in zip(layer.parameters(), linear.parameters()):
+            own.requires_grad_(whole.requires_grad)  # what is frozen stays frozen
         return layer
 
     def _keep_own_columns(self, whole: nn.Linear) -> None:

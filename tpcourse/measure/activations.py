@@ -128,7 +128,10 @@ def _selective_cache(keep) -> Iterator[None]:
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold the data: the tensor itself, or what a DTensor or the like wraps."""
+    """The tensors that hold the data: the tensor itself, or what a sparse one, a DTensor or the like is made of."""
+    if tensor.layout == torch.sparse_coo:
+        yield from (tensor._values(), tensor._indices())
+        return
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
         return
