@@ -198,10 +198,21 @@ class Processes:
 
 def _end(helper: Helper, world: int, members: list[Process]) -> None:
     if helper.owner == os.getpid():  # a fork of this process must not end what is not its own
-        with contextlib.suppress(RankError, OSError):
+        try:
             helper.ask("close", world=world)
+        except (RankError, OSError):
+            _end_without_helper(helper, members)
     for member in members:
         member.close()
+
+
+def _end_without_helper(helper: Helper, members: list[Process]) -> None:
+    """Kill the ranks of a helper that has died, or is about to: the system may not do it, or not yet."""
+    for member in members:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(member.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        helper.process.wait(5)
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int, int]:
