@@ -1,0 +1,83 @@
+"""Norms over features that every rank holds whole: local, but for the gradients of their parameters."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tpcourse.comm import Group, describe, group_size, raw
+
+
+class LayerNorm(nn.LayerNorm):
+    """Y = (X - mean(X)) / sqrt(var(X) + eps) w + b, over the last dimension.
+
+    X, Y: [..., dim]: all tokens on every rank, or with `sequence_parallel` this rank's. Per rank: weight and
+    bias [dim], whole. Nothing is sent forward. With `sequence_parallel` each rank's tokens give a part of the
+    parameters' gradients; backward adds them up, weight's and bias' in one all-reduce.
+
+    Source: Ba et al. 2016, arXiv:1607.06450, equation 4; sequence parallelism: Korthikanti et al. 2022,
+    arXiv:2205.05198, section 4.2.2.
+    """
+
+    def __init__(self, dim: int, group: Group, *, sequence_parallel: bool = False, eps: float = 1e-5,
+                 dtype: torch.dtype | None = None) -> None:
+        super().__init__(dim, eps, dtype=dtype)
+        self.group, self.sequence_parallel = group, sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim]."""
+        weight, bias = _enter(self, self.weight, self.bias)
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return _describe(self)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Y = X / sqrt(mean(X^2) + eps) w, over the last dimension.
+
+    X, Y: [..., dim]: all tokens on every rank, or with `sequence_parallel` this rank's. Per rank: weight
+    [dim], whole. What it sends is what `LayerNorm` sends, without a bias.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
+    """
+
+    def __init__(self, dim: int, group: Group, *, sequence_parallel: bool = False, eps: float = 1e-5,
+                 dtype: torch.dtype | None = None) -> None:
+        super().__init__(dim, eps, dtype=dtype)
+        self.group, self.sequence_parallel = group, sequence_parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., dim]."""
+        (weight,) = _enter(self, self.weight)
+        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return _describe(self)
+
+
+class _CopyTogether(torch.autograd.Function):
+    """`copy_to_region` for several tensors, whose gradients travel in one message."""
+
+    @staticmethod
+    def forward(ctx, group, *parameters):
+        ctx.group = group
+        return tuple(p.view_as(p) for p in parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *grads):
+        total = raw.all_reduce(torch.cat(grads), ctx.group)
+        return None, *total.split([len(grad) for grad in grads])
+
+
+def _enter(norm: LayerNorm | RMSNorm, *parameters: Tensor) -> tuple[Tensor, ...]:
+    """The parameters as different tokens on each rank use them, if they do."""
+    if not norm.sequence_parallel or group_size(norm.group) == 1:
+        return parameters
+    return _CopyTogether.apply(norm.group, *parameters)
+
+
+def _describe(norm: LayerNorm | RMSNorm) -> str:
+    return (f"{norm.normalized_shape[0]} features, eps={norm.eps}, "
+            f"sequence_parallel={norm.sequence_parallel}, over {describe(norm.group)}")
