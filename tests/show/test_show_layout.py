@@ -69,15 +69,49 @@ def test_layout_of_a_dtensor_is_what_ranks_hold(world, placements):
     assert located.holders() == layout.holders() and located.empty_ranks() == layout.empty_ranks()
 
 
-def test_a_partial_dtensor_is_refused(world):
-    def partial(mesh):
-        from torch.distributed.tensor import DTensor
+def partial_sum(mesh, placements):
+    from torch.distributed.tensor import DTensor
 
-        tensor = DTensor.from_local(torch.ones(2, 2), mesh, [Replicate(), Partial()])
-        with pytest.raises(ValueError, match="'tp' is neither Shard nor Replicate"):
-            show.layout(tensor)
+    return show.layout(DTensor.from_local(torch.ones(2, 6), mesh, placements))
+
+
+def test_a_product_that_is_yet_to_be_summed(world):
+    """X split by features times A split by rows: torch calls the result Partial, and so do we."""
+
+    def product(mesh, x, a):
+        x, a = (distribute_tensor(t, mesh, [Replicate(), Shard(dim)]) for t, dim in ((x, 1), (a, 0)))
+        return show.layout(x @ a), (x @ a).to_local()
+
+    x, a = torch.randn(3, 8, dtype=torch.float64), torch.randn(8, 5, dtype=torch.float64)
+    outs = world.run(product, x, a)
+    expected = describe((3, 5), {"dp": 2, "tp": 2}, partial="tp")
+    assert all(layout == expected for layout, _ in outs)
+    for dp in (0, 1):
+        torch.testing.assert_close(outs[2 * dp][1] + outs[2 * dp + 1][1], x @ a)
+    assert expected.holders() == {((0, 3), (0, 5)): [0, 1, 2, 3]}
+    assert expected != describe((3, 5), {"dp": 2, "tp": 2})  # four terms are not four copies
+
+
+def test_split_along_one_mesh_dimension_and_partial_along_the_other(world):
+    expected = describe((4, 6), {"dp": 2, "tp": 2}, {0: "dp"}, "tp")
+    assert all(found == expected for found in world.run(partial_sum, [Shard(0), Partial()]))
+    assert list(expected.holders().values()) == [[0, 1], [2, 3]]
+
+
+def test_a_maximum_that_is_yet_to_be_made_is_refused(world):
+    def partial(mesh):
+        with pytest.raises(ValueError, match="'tp' is neither Shard, Replicate nor a sum"):
+            partial_sum(mesh, [Replicate(), Partial("max")])
 
     world.run(partial)
+
+
+def test_a_sum_says_so():
+    drawn = show.blocks(shape=(2, 3), mesh={"tp": 2}, partial="tp", title="Z")
+    assert drawn.alt.splitlines() == ["Z: 2 × 3 on mesh tp=2.", "ranks 0, 1: [0:2, 0:3]", "terms of a sum over tp"]
+    texts = [text.get_text() for text in drawn.figure().axes[0].texts]
+    assert "Σ ranks 0, 1\n2 × 3" in texts and "terms of a sum over tp" in texts
+    assert "Σ" not in "".join(t.get_text() for t in show.blocks(shape=(2, 3), mesh={"tp": 2}).figure().axes[0].texts)
 
 
 def test_a_local_tensor_of_another_size_is_refused(world):
@@ -125,6 +159,11 @@ def test_empty_ranks():
 def test_bad_descriptions(split, message):
     with pytest.raises(ValueError, match=message):
         show.blocks(shape=(4, 6), mesh={"dp": 2, "tp": 2}, split=split)
+
+
+def test_a_mesh_dimension_is_split_or_partial():
+    with pytest.raises(ValueError, match="'tp' is both split and partial"):
+        show.blocks(shape=(4, 6), mesh={"dp": 2, "tp": 2}, split={0: "tp"}, partial="tp")
 
 
 def test_blocks_needs_something_to_draw():

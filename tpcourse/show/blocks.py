@@ -20,7 +20,7 @@ ROOM, PILE_ROOM = (0.45, 0.64), (0.55, 0.95)  # height and width that the label 
 
 
 def blocks(layout: Layout | None = None, *, shape: Sequence[int] | None = None,
-           mesh: dict[str, int] | None = None, split: Split | None = None,
+           mesh: dict[str, int] | None = None, split: Split | None = None, partial: str | tuple[str, ...] = (),
            title: str = "", rows: str = "", columns: str = "") -> Blocks:
     """A tensor cut into the blocks that its ranks hold; ranks with the same block show as a pile of cards.
 
@@ -29,6 +29,8 @@ def blocks(layout: Layout | None = None, *, shape: Sequence[int] | None = None,
         shape, mesh, split: the tensor's shape, the mesh ({"dp": 2, "tp": 2}), and which tensor dimension is
             split over which mesh dimension(s) ({1: "tp"}), as `torch.tensor_split` does; what is not split is
             held by all.
+        partial: the mesh dimension(s) along which ranks hold terms of a sum, each as large as the whole;
+            marked with Σ.
         title: the tensor's name, as the text calls it.
         rows, columns: what the last two dimensions mean, such as "in_features k".
 
@@ -39,7 +41,7 @@ def blocks(layout: Layout | None = None, *, shape: Sequence[int] | None = None,
     """
     if (layout is None) == (shape is None or mesh is None):
         raise ValueError("blocks needs either a layout, or shape= and mesh=")
-    return Blocks(layout or describe(shape, mesh, split), title, rows, columns)
+    return Blocks(layout or describe(shape, mesh, split, partial), title, rows, columns)
 
 
 def equation(parts: Sequence[Blocks | str]) -> Equation:
@@ -68,6 +70,8 @@ class Blocks(Drawing):
         for block, ranks in self.layout.holders().items():
             inside = ", ".join(f"{start}:{stop}" for start, stop in block)
             lines.append(f"{ranks_text(ranks)}: [{inside}]")
+        if self.layout.partial:
+            lines.append(_sum(self.layout.partial))
         if self.layout.empty_ranks():
             lines.append(f"{ranks_text(self.layout.empty_ranks())}: nothing")
         return "\n".join(lines)
@@ -127,6 +131,10 @@ def _times(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape))
 
 
+def _sum(partial: Sequence[str]) -> str:
+    return f"terms of a sum over {', '.join(partial)}"
+
+
 def _mesh(mesh: dict[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in mesh.items())
 
@@ -164,8 +172,9 @@ def _whole(tensor: Blocks) -> tuple[Range, ...]:
 
 def _notes(tensor: Blocks) -> list[str]:
     """The lines under a tensor."""
-    empty = tensor.layout.empty_ranks()
-    return [tensor.columns] * bool(tensor.columns) + [f"{ranks_text(empty)}: nothing"] * bool(empty)
+    empty, partial = tensor.layout.empty_ranks(), tensor.layout.partial
+    said = [tensor.columns, _sum(partial) if partial else "", f"{ranks_text(empty)}: nothing" if empty else ""]
+    return [note for note in said if note]
 
 
 def _draw(axes: Axes, tensor: Blocks, lengths: dict[int, float], x: float, y: float) -> None:
@@ -192,11 +201,12 @@ def _panel(axes: Axes, tensor: Blocks, lead: tuple[Range, ...], x: float, y: flo
             elements = (bottom - top, stop - start)
             box = (x + start * across, y + top * down, elements[1] * across, elements[0] * down)
             label = _times([stop - start for start, stop in block])
-            _pile(axes, box, ranks, label, elements if min(across, down) > 0.1 else (1, 1))
+            grid = elements if min(across, down) > 0.1 else (1, 1)
+            _pile(axes, box, ranks, label, grid, "Σ " * bool(tensor.layout.partial))
 
 
 def _pile(axes: Axes, box: tuple[float, float, float, float], ranks: Sequence[int], shape: str,
-          elements: tuple[int, int]) -> None:
+          elements: tuple[int, int], sign: str) -> None:
     """One card per rank that holds the block, the first in front, within the block's own place."""
     x, y, width, height = box
     lean = min(0.08, PILE / len(ranks), 0.4 * min(width, height) / len(ranks))
@@ -209,8 +219,8 @@ def _pile(axes: Axes, box: tuple[float, float, float, float], ranks: Sequence[in
     grid = dict(color=ink_on(colour), alpha=0.25, linewidth=0.6)
     axes.hlines([y + height * i / rows for i in range(1, rows)], x, x + width, **grid)
     axes.vlines([x + width * i / columns for i in range(1, columns)], y, y + height, **grid)
-    names = ranks_text(ranks)
-    names = names if width > 0.085 * len(names) else names.split(" ", 1)[1]
+    names = sign + ranks_text(ranks)
+    names = names if width > 0.085 * len(names) else sign + ranks_text(ranks).split(" ", 1)[1]
     label = f"{names}\n{shape}" if height > 0.38 and width > 0.085 * len(shape) else names
     write(axes, x + width / 2, y + height / 2, label, color=ink_on(colour), linespacing=1.2,
           bbox=dict(facecolor=colour, edgecolor="none", pad=1.5))

@@ -21,12 +21,14 @@ class Layout:
     """The block of each rank: `blocks[rank][dim]` is (start, stop) in the tensor of `shape`.
 
     Plain data, so a rank can return it. `mesh` maps each mesh dimension's name to its size, the last varying
-    fastest.
+    fastest. Along the mesh dimensions in `partial` ranks with the same block hold no copies but the terms of
+    a sum that is yet to be made.
     """
 
     shape: tuple[int, ...]
     mesh: dict[str, int]
     blocks: tuple[tuple[Range, ...], ...]
+    partial: tuple[str, ...] = ()
 
     def holders(self) -> dict[tuple[Range, ...], list[int]]:
         """The ranks that hold each distinct block; blocks without elements are left out."""
@@ -41,18 +43,20 @@ class Layout:
         return [rank for rank, block in enumerate(self.blocks) if any(stop <= start for start, stop in block)]
 
 
-def describe(shape: Sequence[int], mesh: dict[str, int], split: Split | None = None) -> Layout:
+def describe(shape: Sequence[int], mesh: dict[str, int], split: Split | None = None,
+             partial: str | tuple[str, ...] = ()) -> Layout:
     """The layout of a tensor whose dimension d is split over mesh dimension(s) `split[d]`.
 
     Blocks of one dimension differ by at most one element, the larger ones first, as `torch.tensor_split`
-    makes them. With several mesh dimensions, each splits what the one before it left. Mesh dimensions that
-    split nothing hold copies.
+    makes them. With several mesh dimensions, each splits what the one before it left. Along the mesh
+    dimension(s) `partial` ranks hold terms of a sum; along the others, which split nothing, copies.
 
     Raises:
         ValueError: a tensor dimension or mesh dimension that is not there, or a mesh dimension used twice.
     """
     axes = {dim: (names,) if isinstance(names, str) else tuple(names) for dim, names in (split or {}).items()}
-    used = [name for names in axes.values() for name in names]
+    terms = (partial,) if isinstance(partial, str) else tuple(partial)
+    used = [*(name for names in axes.values() for name in names), *terms]
     for dim in axes:
         if not 0 <= dim < len(shape):
             raise ValueError(f"split names dimension {dim}; shape {tuple(shape)} has 0 to {len(shape) - 1}")
@@ -60,15 +64,17 @@ def describe(shape: Sequence[int], mesh: dict[str, int], split: Split | None = N
         if name not in mesh:
             raise ValueError(f"split names mesh dimension {name!r}; the mesh has {', '.join(mesh)}")
         if used.count(name) > 1:
-            raise ValueError(f"mesh dimension {name!r} splits two dimensions; it can split only one")
-    return _cut(tuple(shape), dict(mesh), axes, _even)
+            twice = "is both split and partial" if name in terms else "splits two dimensions"
+            raise ValueError(f"mesh dimension {name!r} {twice}; it can split only one")
+    return _cut(tuple(shape), dict(mesh), axes, _even, terms)
 
 
 def layout(tensor: Any) -> Layout:
     """The layout of a real DTensor; a rank calls and returns it, and `show.blocks(outs[0])` draws it.
 
     Args:
-        tensor: a DTensor whose placements are `Shard` or `Replicate`; its uneven blocks are `torch.chunk`'s.
+        tensor: a DTensor whose placements are `Shard`, `Replicate` or `Partial` (a sum); its uneven blocks are
+            `torch.chunk`'s.
 
     Raises:
         ValueError: another placement, a mesh that is not all ranks in order (such as `mesh["dp"]` of two
@@ -81,12 +87,15 @@ def layout(tensor: Any) -> Layout:
     sizes, names = tensor.device_mesh.shape, tensor.device_mesh.mesh_dim_names
     names = names or tuple(f"dim{i}" for i in range(len(sizes)))
     axes: dict[int, tuple[str, ...]] = {}
+    terms: tuple[str, ...] = ()
     for name, placement in zip(names, tensor.placements):
         if type(placement) is torch.distributed.tensor.Shard:
             axes[placement.dim] = axes.get(placement.dim, ()) + (name,)
+        elif placement == torch.distributed.tensor.Partial():
+            terms += (name,)
         elif not placement.is_replicate():
-            raise ValueError(f"placement {placement} over {name!r} is neither Shard nor Replicate")
-    found = _cut(tuple(tensor.shape), dict(zip(names, sizes)), axes, _chunked)
+            raise ValueError(f"placement {placement} over {name!r} is neither Shard, Replicate nor a sum")
+    found = _cut(tuple(tensor.shape), dict(zip(names, sizes)), axes, _chunked, terms)
     flat = 0
     for size, coordinate in zip(sizes, tensor.device_mesh.get_coordinate()):
         flat = flat * size + coordinate
@@ -126,7 +135,7 @@ def _place(full: torch.Tensor, part: torch.Tensor, rank: int) -> tuple[Range, ..
 
 
 def _cut(shape: tuple[int, ...], mesh: dict[str, int], axes: dict[int, tuple[str, ...]],
-         edges: Callable[[int, int, int], Range]) -> Layout:
+         edges: Callable[[int, int, int], Range], partial: tuple[str, ...]) -> Layout:
     blocks = []
     for place in itertools.product(*(range(size) for size in mesh.values())):
         at = dict(zip(mesh, place))
@@ -137,7 +146,7 @@ def _cut(shape: tuple[int, ...], mesh: dict[str, int], axes: dict[int, tuple[str
                 low, high = edges(stop - start, mesh[name], at[name])
                 block[dim] = (start + low, start + high)
         blocks.append(tuple(block))
-    return Layout(shape, mesh, tuple(blocks))
+    return Layout(shape, mesh, tuple(blocks), partial)
 
 
 def _even(size: int, parts: int, index: int) -> Range:
