@@ -1,18 +1,16 @@
 """The tasks of lesson 02: Y = XA with A's columns split over the ranks."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from tpcourse.grade import linear
 from tpcourse.grade.case import Case, Mistake, Traffic, bytes_text, odd, randn, ranks_text
-from tpcourse.grade.hub import Message
 from tpcourse.measure import wire_bytes
 
-SAYS = {  # what a wrong value usually means: {n} ranks, {m} columns each, {name} a parameter or its gradient
-    "changed": "the function must leave its inputs as they were: do not use in-place operations on them",
+SAYS = linear.SAYS | {  # what a wrong value usually means; {m} columns on each of {n} ranks
     "whole": "that is the whole Y: without gather_output a rank returns its own columns only",
     "own": "those are this rank's columns only: with gather_output every rank returns the whole Y",
     "added": "the ranks' columns were added up: they belong side by side, along the last dimension",
-    "no bias": "the bias is missing",
     "many biases": "the bias was added {n} times instead of once",
     "stacked": (
         "the ranks' columns were joined along dim 0, as all_gather_into_tensor lays them out: put them side "
@@ -30,12 +28,6 @@ SAYS = {  # what a wrong value usually means: {n} ranks, {m} columns each, {name
         "be summed with an all-reduce in backward"
     ),
     "mean dX": "dX is divided by {n}: the parts are summed, not averaged",
-    "sum": "{name} was summed over the ranks: each rank's {name} is its own rows' and must stay as it is",
-    "mean": "{name} is divided by {n}: nothing is averaged over ranks here",
-    "transposed": "dW is transposed: it has the shape of the weight, [out/P, in]",
-    "token mean": "db is the mean over tokens; it is the sum",
-    "one number": "db is the sum of all of dY: sum over tokens only, and keep one number per column",
-    "times": "{name} is {n} times too large: it was summed once too often",
     "times gathered": (
         "{name} is {n} times too large: with gather_output every rank gets the same gradient of Y, so "
         "backward takes this rank's columns and sums nothing"
@@ -44,7 +36,6 @@ SAYS = {  # what a wrong value usually means: {n} ranks, {m} columns each, {name
         "all {n} shards are equal: every rank drew its own share after the same seed, or kept the same rows."
         " Draw the whole layer's numbers on every rank, and let rank r keep rows {m}r to {m}(r + 1)"
     ),
-    "whole shard": "the rank holds the whole {name}: each must hold 1/{n} of it",
     "in_features": (
         "that is a split along in_features: column-parallel splits out_features, which is dim 0 of torch's "
         "[out, in] weight"
@@ -63,9 +54,7 @@ class _Problem:
         self.bias = randn(rng, n * self.m) if bias else None
         self.y = self.x @ self.weight.T + (self.bias if bias else 0)
         self.dy = randn(rng, self.tokens, n * self.m)  # the whole gradient of Y; a rank's columns are its own
-        self.alike = (
-            alike  # with gather_output each rank holds the whole Y, and the same whole gradient comes back
-        )
+        self.alike = alike  # with gather_output each rank holds the whole Y; the same gradient comes back
         self.dx = self.dy @ self.weight
         self.w, self.dw = self.weight.chunk(n), (self.dy.T @ self.x).chunk(n)
         self.b = self.bias.chunk(n) if bias else [None] * n
@@ -153,7 +142,7 @@ def module(n: int, rng: torch.Generator) -> list[Case]:
     if n > 1:
         p = _Problem(n, rng, bias=True, alike=False)
         out = n * p.m + 1
-        settings = {"sizes": [p.k, out], "seed": 0, "bias": True, "gather": False}
+        settings = _settings([p.k, out], seed=0, bias=True, gather=False)
         inputs = [[p.x, p.upstream(r)] for r in range(n)]
         cases.append(
             Case(
@@ -172,24 +161,22 @@ def module(n: int, rng: torch.Generator) -> list[Case]:
 
 def _module_case(p: _Problem, rng: torch.Generator) -> Case:
     n, bias, seed = p.n, p.bias is not None, int(torch.randint(1 << 30, (), generator=rng))
-    whole, small = _dense(seed, p.k, n * p.m, bias), _dense(seed, p.k, p.m, bias)
+    whole, small = linear.dense(seed, p.k, n * p.m, bias), linear.dense(seed, p.k, p.m, bias)
     start = [{f"{name} at the start": t.chunk(n)[r] for name, t in whole.items()} for r in range(n)]
     mistakes = {f"{name} at the start": _start_mistakes(p, name, whole[name], small[name]) for name in whole}
     mistakes |= {"Y": _y_mistakes(p), **_gradient_mistakes(p)}
     expected = [{**start[r], "Y": p.result(r), **p.gradients(r)} for r in range(n)]
     inputs = [[p.x, p.upstream(r), p.w[r], *([p.b[r]] if bias else [])] for r in range(n)]
-    settings = {"sizes": [p.k, n * p.m], "seed": seed, "bias": bias, "gather": p.alike}
+    settings = _settings([p.k, n * p.m], seed, bias, gather=p.alike)
     traffic, praise = column_traffic(p, backward=True), _praise(p, backward=True)
     holds = sum(t.nbytes for t in start[0].values())
     return Case(p.title(), n, "module", settings, inputs, expected, mistakes, traffic, praise, holds)
 
 
-def _dense(seed: int, k: int, out: int, bias: bool) -> dict[str, Tensor]:
-    """What ``nn.Linear(k, out)`` starts from after ``torch.manual_seed(seed)``, in float64."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layer = nn.Linear(k, out, bias, dtype=torch.float64)
-    return {name: parameter.detach() for name, parameter in layer.named_parameters()}
+def _settings(sizes: list[int], seed: int, bias: bool, gather: bool) -> dict:
+    gradients = {"weight": "dW"} | ({"bias": "db"} if bias else {})
+    options = {"bias": bias, "gather_output": gather}
+    return {"sizes": sizes, "seed": seed, "options": options, "gradients": gradients}
 
 
 def _start_mistakes(p: _Problem, name: str, whole: Tensor, small: Tensor) -> list[Mistake]:
@@ -224,20 +211,15 @@ def _y_mistakes(p: _Problem) -> list[Mistake]:
 def _gradient_mistakes(p: _Problem) -> dict[str, list[Mistake]]:
     n, dws, dbs = p.n, list(p.dw), [dy.sum(0) for dy in p.dys]
     parts = [p.dys[r] @ p.w[r] for r in range(n)]
-    wrong = {
-        "dX": [(p.says("part of dX"), parts), (p.says("mean dX"), [p.dx / n] * n)],
-        "dW": [(p.says("transposed"), [t.T for t in dws])],
-        "db": [
-            (p.says("token mean"), [t / p.tokens for t in dbs]),
-            (p.says("one number"), [t.sum().expand_as(t) for t in dbs]),
-        ],
-    }
-    for name, right in {"dW": dws, "db": dbs}.items():
-        wrong[name].append((p.says("sum", name), [sum(right)] * n))
-        wrong[name].append((p.says("mean", name), [t / n for t in right]))
-    for name, right in {"dX": [p.dx] * n, "dW": dws, "db": dbs}.items():
-        wrong[name].append((p.says("times gathered" if p.alike else "times", name), [t * n for t in right]))
-    return wrong
+    times = SAYS["times gathered"] if p.alike else SAYS["times"]
+    dx = [
+        (p.says("part of dX"), parts),
+        (p.says("mean dX"), [p.dx / n] * n),
+        (times.format(n=n, name="dX"), [p.dx * n] * n),
+    ]
+    dw = [(p.says("transposed"), [t.T for t in dws]), *linear.own_mistakes("dW", dws, times)]
+    db = [*linear.bias_mistakes(dbs, p.tokens), *linear.own_mistakes("db", dbs, times)]
+    return {"dX": dx, "dW": dw, "db": db}
 
 
 def _allowed(p: _Problem, backward: bool) -> dict[str, float]:
@@ -256,34 +238,8 @@ def column_traffic(p: _Problem, backward: bool) -> Traffic:
     """Activations may move, the weight may not: one gather of Y if asked for, one all-reduce of dX in
     backward.
     """
-    allowed = _allowed(p, backward)
-    weight = {w.shape for w in (p.weight, p.weight.T, p.w[0], p.w[0].T)} | {
-        (w.numel(),) for w in (p.weight, p.w[0])
-    }
-
-    def judge(messages: list[Message]) -> str | None:
-        for m in messages:
-            if m.shape in weight:
-                what = "the weight" if m.phase == "forward" else "the weight's gradient"
-                return (
-                    f"{m.phase} moved {what}: {m.op} of {list(m.shape)} (line {m.where[1]}),"
-                    f" {bytes_text(m.wire)} per rank. A column-parallel layer leaves every rank its own"
-                    " columns of A and moves activations only"
-                )
-        for r in range(p.n):
-            for phase, limit in allowed.items():
-                mine = [m for m in messages if m.rank == r and m.phase == phase]
-                sent = sum(m.wire for m in mine)
-                if sent > limit + 1e-6:
-                    return f"{_calls(mine)} in {phase}: {bytes_text(sent)} per rank; {_why(phase, limit)}"
-        return None
-
-    return judge
-
-
-def _calls(messages: list[Message]) -> str:
-    listed = [f"{m.op} of {list(m.shape)} (line {m.where[1]})" for m in messages[:3]]
-    return f"rank {messages[0].rank} called {', '.join(listed)}"
+    stays = "A column-parallel layer leaves every rank its own columns of A and moves activations only"
+    return linear.limited(p.n, _allowed(p, backward), _why, (p.weight, p.w[0]), stays)
 
 
 def _why(phase: str, limit: float) -> str:

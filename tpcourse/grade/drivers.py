@@ -30,46 +30,74 @@ def autograd(answer, channel: Channel, tensors: list[Tensor], bias: bool) -> Ans
     x, weight, *rest = [t.requires_grad_() for t in inputs]
     b = rest[0] if bias else None
     y = answer.apply(x, weight, b, dist.group.WORLD)
-    return _backward(channel, y, upstream, x, weight, b)
+    leaves = {"dX": x, "dW": weight} | ({} if b is None else {"db": b})
+    return _backward(channel, y, upstream, leaves)
+
+
+def differentiable(
+    answer, channel: Channel, tensors: list[Tensor], names: list[str], wanted: str, more: list
+) -> Answer:
+    """``answer(*inputs, group, *more)``, or its ``apply``, then backward from the gradient that comes last.
+
+    Hands back the result, the gradient of the input called ``wanted``, and each input as it is afterwards.
+    """
+    *inputs, upstream = tensors
+    named = dict(zip(names, inputs))
+    leaf = named[wanted].requires_grad_()
+    y = getattr(answer, "apply", answer)(*inputs, dist.group.WORLD, *more)
+    outputs, facts = _named(result=y)
+    if "result" in outputs and y.shape == upstream.shape and y.requires_grad:
+        channel.send("phase", phase="backward")
+        y.backward(upstream)
+        gradient, missing = _named(**{f"d{wanted}": leaf.grad})
+        outputs, facts = outputs | gradient, facts | missing
+    kept, _ = _named(**{f"{name} after the call": t for name, t in named.items()})
+    return outputs | kept, facts
 
 
 def module(
-    answer, channel: Channel, tensors: list[Tensor], sizes: list[int], seed: int, bias: bool, gather: bool
+    answer,
+    channel: Channel,
+    tensors: list[Tensor],
+    sizes: list[int],
+    seed: int,
+    options: dict,
+    gradients: dict[str, str],
 ) -> Answer:
-    """Build ``answer``, hand back what it starts from, put this rank's own numbers in, then forward and
-    backward.
+    """Build ``answer(*sizes, group, **options)``, hand back what it starts from, put this rank's own numbers
+    in, then forward and backward.
 
-    tensors: x, the upstream gradient, this rank's weight and, with ``bias``, its bias.
+    tensors: x, the upstream gradient, and this rank's part of each parameter in ``gradients``, which says how
+    the parameter's gradient is called.
     """
     x, upstream, *shards = tensors
     before = _held()
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
-    layer = answer(*sizes, dist.group.WORLD, bias=bias, gather_output=gather)
+    layer = answer(*sizes, dist.group.WORLD, **options)
     parameters = dict(layer.named_parameters())
     facts = {
         "held": _held() - before,
         "parameters": {k: list(p.shape) for k, p in list(parameters.items())[:8]},
     }
     start = {f"{k} at the start": p.detach().clone() for k, p in parameters.items()}
-    wanted = dict(zip(("weight", "bias"), shards))
+    wanted = dict(zip(gradients, shards))
     if {k: p.shape for k, p in parameters.items()} != {k: s.shape for k, s in wanted.items()}:
         return start, facts
     for name, shard in wanted.items():
         parameters[name].data.copy_(shard)
     y = layer(x.requires_grad_())
-    outputs, more = _backward(channel, y, upstream, x, parameters["weight"], parameters.get("bias"))
+    leaves = {"dX": x} | {gradient: parameters[name] for name, gradient in gradients.items()}
+    outputs, more = _backward(channel, y, upstream, leaves)
     return {**start, **outputs}, {**facts, **more}
 
 
-def _backward(
-    channel: Channel, y: Tensor, upstream: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> Answer:
+def _backward(channel: Channel, y: Tensor, upstream: Tensor, leaves: dict[str, Tensor]) -> Answer:
     outputs, facts = _named(Y=y)
     if "Y" in outputs and y.shape == upstream.shape and y.requires_grad:
         channel.send("phase", phase="backward")
         y.backward(upstream)
-        gradients, missing = _named(dX=x.grad, dW=weight.grad, **({} if bias is None else {"db": bias.grad}))
+        gradients, missing = _named(**{name: leaf.grad for name, leaf in leaves.items()})
         outputs, facts = outputs | gradients, facts | missing
     return outputs, facts
 

@@ -179,8 +179,8 @@ def _nothing(name: str, rank: int, facts: dict) -> str:
     kind = str(facts.get(name, ""))[:40]
     if name == "Y" and name not in facts:
         return (
-            f"rank {rank}: the module's parameters are {_parameters(facts)}; none but weight and, unless"
-            " bias=False, bias was asked for"
+            f"rank {rank}: the module's parameters are {_parameters(facts)}; give it those that the task names,"
+            " and no other"
         )
     if name in ("result", "Y"):
         return (
