@@ -531,13 +531,13 @@ def ring_all_reduce(x):
     Wrong(
         "ColumnParallelLinear",
         "holds a view of the whole",
-        "Keep only this rank's rows, as a copy",
+        "Keep only this rank's part, as a copy",
         ((".clone()", ""),),
     ),
     Wrong(
         "ColumnParallelLinear",
         "keeps the whole layer beside",
-        "Keep only this rank's rows, as a copy",
+        "Keep only this rank's part, as a copy",
         (("self.group, self", "self.spare = [whole.weight.detach(), whole.bias]\n        self.group, self"),),
     ),
     Wrong(

@@ -241,7 +241,7 @@ def _memory_lines(case: Case, outcome: Outcome) -> list[str]:
         if type(held) is int and held > 1.5 * case.holds:
             return [
                 f"Rank {rank} holds {bytes_text(held)} of tensors after the module is built; its shard is"
-                f" {bytes_text(case.holds)}. Keep only this rank's rows, as a copy and not as a view of the"
+                f" {bytes_text(case.holds)}. Keep only this rank's part, as a copy and not as a view of the"
                 " whole."
             ]
     return []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpcourse.grade import column, ring
+from tpcourse.grade import column, ring, row
 from tpcourse.grade.case import Case
 
 
@@ -27,6 +27,8 @@ TASKS = {
         Task("column_parallel_forward", column.forward),
         Task("ColumnParallelFunction", column.autograd),
         Task("ColumnParallelLinear", column.module),
+        Task("row_parallel_forward", row.forward),
+        Task("RowParallelLinear", row.module),
     )
 }
 
