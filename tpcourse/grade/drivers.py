@@ -39,18 +39,13 @@ def differentiable(
 ) -> Answer:
     """``answer(*inputs, group, *more)``, or its ``apply``, then backward from the gradient that comes last.
 
-    Hands back the result, the gradient of the input called ``wanted``, and each input as it is afterwards.
+    Hands back Y, the gradient of the input called ``wanted``, and each input as it is afterwards.
     """
     *inputs, upstream = tensors
     named = dict(zip(names, inputs))
     leaf = named[wanted].requires_grad_()
     y = getattr(answer, "apply", answer)(*inputs, dist.group.WORLD, *more)
-    outputs, facts = _named(result=y)
-    if "result" in outputs and y.shape == upstream.shape and y.requires_grad:
-        channel.send("phase", phase="backward")
-        y.backward(upstream)
-        gradient, missing = _named(**{f"d{wanted}": leaf.grad})
-        outputs, facts = outputs | gradient, facts | missing
+    outputs, facts = _backward(channel, y, upstream, {f"d{wanted}": leaf})
     kept, _ = _named(**{f"{name} after the call": t for name, t in named.items()})
     return outputs | kept, facts
 

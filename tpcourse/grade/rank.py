@@ -22,7 +22,12 @@ from tpcourse.grade.confine import COURSE
 from tpcourse.grade.group import Channel, join
 from tpcourse.grade.source import statements
 
-DRIVERS = {"function": drivers.function, "autograd": drivers.autograd, "module": drivers.module}
+DRIVERS = {
+    "function": drivers.function,
+    "autograd": drivers.autograd,
+    "differentiable": drivers.differentiable,
+    "module": drivers.module,
+}
 
 
 def main(control: socket.socket, log: int, config: dict) -> int:
