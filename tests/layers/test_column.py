@@ -71,7 +71,7 @@ def test_training(world, gather_output):
 
         torch.manual_seed(3)
         inner = nn.Linear(4, 5, dtype=torch.float64)  # replicated, below the parallel layer
-        layer = ColumnParallelLinear(5, out_features, mesh["tp"], True, gather_output, torch.float64)
+        layer = ColumnParallelLinear(5, out_features, mesh["tp"], True, gather_output, dtype=torch.float64)
         optimizer = torch.optim.SGD([*inner.parameters(), *layer.parameters()], lr=0.1, momentum=0.9)
         for x in xs:
             optimizer.zero_grad()

@@ -1,9 +1,12 @@
 """A vocabulary dealt to ranks: which entries are this rank's, and where an id lies among them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from tpcourse.comm import Group, describe, group_rank, group_size, split_sizes
+from tpcourse.layers.layout import Layout, split_along
 
 
 def own_entries(n: int, group: Group, what: str) -> range:
@@ -17,6 +20,11 @@ def own_entries(n: int, group: Group, what: str) -> range:
                          f"{size} or use at most {max(n, 1)} ranks")
     sizes = split_sizes(n, size)
     return range(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+
+def dealt(shape: Sequence[int], own: range) -> Layout:
+    """The rows of this rank's entries, of a table with one row an entry."""
+    return split_along(0, shape, [slice(own.start, own.stop)])
 
 
 def locate(ids: Tensor, own: range) -> tuple[Tensor, Tensor]:
