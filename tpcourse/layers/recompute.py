@@ -1,7 +1,7 @@
 """Recomputation: backward runs the forward again instead of keeping what it computed."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from torch.utils.checkpoint import checkpoint
@@ -24,16 +24,19 @@ def recompute(function: Callable[..., T], *args: object, random: RandomStates | 
     """
     if random is None:
         return checkpoint(function, *args, use_reentrant=False)
-    before = random.get_state()
-    return checkpoint(function, *args, use_reentrant=False,
-                      context_fn=lambda: (contextlib.nullcontext(), _standing_at(before, random)))
+    again = _StandingAsNow(random)
+    return checkpoint(function, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), again))
 
 
-@contextlib.contextmanager
-def _standing_at(state: tuple, random: RandomStates) -> Iterator[None]:
-    after = random.get_state()
-    random.set_state(state)
-    try:
-        yield
-    finally:
-        random.set_state(after)
+class _StandingAsNow(AbstractContextManager):
+    """Inside it, any number of times, the streams start from where they stand now; outside they just go on."""
+
+    def __init__(self, random: RandomStates) -> None:
+        self.random, self.now = random, random.get_state()
+
+    def __enter__(self) -> None:
+        self.outside = self.random.get_state()
+        self.random.set_state(self.now)
+
+    def __exit__(self, *error: object) -> None:
+        self.random.set_state(self.outside)
