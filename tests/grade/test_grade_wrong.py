@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import grade_answers
 import grade_answers_row
+import grade_answers_vocabulary
 import pytest
 from grade_answers import Wrong, cell_of, with_cell
 
@@ -12,7 +13,7 @@ from tpcourse.grade.grading import Submission
 from tpcourse.grade.tasks import TASKS
 
 RANKS = 3
-WRONG = [*grade_answers.WRONG, *grade_answers_row.WRONG]
+WRONG = [*grade_answers.WRONG, *grade_answers_row.WRONG, *grade_answers_vocabulary.WRONG]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: f"{w.task}: {w.mistake}")
