@@ -29,7 +29,7 @@ def recompute(function: Callable[..., T], *args: object, random: RandomStates | 
 
 
 class _StandingAsNow(AbstractContextManager):
-    """Inside it, any number of times, the streams start from where they stand now; outside they just go on."""
+    """Inside it, any number of times, the streams start from where they stand now; outside they go on."""
 
     def __init__(self, random: RandomStates) -> None:
         self.random, self.now = random, random.get_state()
