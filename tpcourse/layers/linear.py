@@ -30,9 +30,7 @@ def entering_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group
     """
     if sequence_parallel:
         _check_has_tokens(x.shape)
-    if torch.is_autocast_enabled(x.device.type):
-        kind = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = (t if t is None else t.to(kind) for t in (x, weight, bias))
+    x, weight, bias = _autocast(x, weight, bias)
     if group_size(group) == 1:
         return F.linear(x, weight, bias)
     return _EnteringLinear.apply(x, weight, bias, group, sequence_parallel)
@@ -48,6 +46,14 @@ def _check_has_tokens(shape: Sequence[int]) -> None:
     if len(shape) < 2:
         raise ValueError(f"sequence_parallel splits the tokens of [tokens, ..., features], and a shape of "
                          f"{tuple(shape)} has no dimension for them; add one in front")
+
+
+def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the dtype that autocast, where it is on, gives to a product."""
+    device = tensors[0].device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return list(tensors)
+    return [t if t is None else t.to(torch.get_autocast_dtype(device)) for t in tensors]
 
 
 class _EnteringLinear(torch.autograd.Function):
