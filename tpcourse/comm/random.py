@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from tpcourse.comm.groups import Group, group_rank
+from tpcourse.comm.groups import Group, group_rank, group_size
 
 
 class RandomStates:
@@ -13,15 +13,19 @@ class RandomStates:
     Where ranks hold equal activations they must draw equal masks, and where they hold shards of one
     activation their masks must not repeat each other. Every draw advances its own stream only.
 
-    `seed` is the same on all ranks of the group; the generators live on the default device (on the CPU if
-    that is meta). Without a group it is the only rank, rank 0. Copies and pickles keep their place.
+    On a mesh of several dimensions, activations may be equal along one of them and shards along the others:
+    with `shards`, a group over the latter, `replicated` draws the same on ranks of the same place in it only.
+
+    `seed` is the same on all ranks; the generators live on the default device (on the CPU if that is meta).
+    Without a group it is the only rank, rank 0. Copies and pickles keep their place.
 
     Source: Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), appendix B.2.
     """
 
-    def __init__(self, seed: int, group: Group | None) -> None:
+    def __init__(self, seed: int, group: Group | None, shards: Group | None = None) -> None:
         rank = 0 if group is None else group_rank(group)
-        self.replicated = _generator(f"{seed} replicated")
+        shard = "" if shards is None or group_size(shards) == 1 else f" {group_rank(shards)}"
+        self.replicated = _generator(f"{seed} replicated{shard}")
         self.sharded = _generator(f"{seed} sharded {rank}")
 
     def get_state(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,5 +3,6 @@
 from tpcourse.schemes.base import Scheme
 from tpcourse.schemes.dense import Dense
 from tpcourse.schemes.one_d import OneD
+from tpcourse.schemes.three_d import ThreeD
 
-__all__ = ["Dense", "OneD", "Scheme"]
+__all__ = ["Dense", "OneD", "Scheme", "ThreeD"]

@@ -1,0 +1,250 @@
+"""Three-dimensional tensor parallelism: every linear on a mesh i x j x l, in which j and l swap roles."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcourse.comm import (Group, RandomStates, copy_to_region, describe, even_sizes, gather_from_region,
+                           group_rank, group_size, my_slice, reduce_from_region, split_sizes)
+from tpcourse.layers import Dropout, vocab_parallel_cross_entropy
+from tpcourse.layers.column import _blocks as blocks_of
+from tpcourse.layers.layout import Layout, block_spans, keep_own, split_along
+from tpcourse.layers.qkv import _check as check_heads
+from tpcourse.layers.qkv import _my_heads as my_heads
+from tpcourse.layers.qkv import _ranks_of_my_kv_head as ranks_of_my_kv_head
+from tpcourse.layers.qkv import _SumCopies as SumCopies
+from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
+from tpcourse.layers.vocabulary import check_ids, locate, own_entries
+from tpcourse.schemes.cube import (Axes, CubeLinear, check_leaving, cube_linear, gather_stored, leave_tokens,
+                                   stored)
+
+NORMS = {"layer": SplitLayerNorm, "rms": SplitRMSNorm}
+IGNORED = -100  # the target of a token that does not count
+
+
+class ThreeD:
+    """Tokens, features and weights are split over a mesh of three dimensions, i x j x l, any sizes.
+
+    Outer: [tokens / (i j), h / l]. Inner: [tokens / (i l), h' / j], whole sequences: i l must divide the batch.
+    Weights: [out / j, in / l] of an entering linear, [out / l, in / j] of a leaving one, their rows stored over
+    i once more.
+    `leave`: "reduce_scatter", as above; with "all_reduce" tokens are split over i only: outer [tokens / i,
+    h / l], the same on all of j; inner [tokens / i, h' / j], the same on all of l, and i must divide the batch.
+    `keep_gathered`: what linears gather, tokens over j (or l) and weights over i, is kept for backward, 1/q^2
+    of the activations on q x q x q; without it backward gathers it again, and 1/q^3 is kept. `seed` is that of
+    dropout.
+
+    1 x P x 1 is Megatron-LM's tensor parallelism, with sequence parallelism if `leave` is "reduce_scatter";
+    P x 1 x 1 is fully sharded data parallelism.
+
+    Raises ValueError for a mesh without three named dimensions and another `leave`; when a layer is made, if
+    a feature dimension does not split; in forward, if the tokens do not.
+    Source: Bian et al. 2021 (arXiv:2105.14450), section 3.
+    """
+
+    def __init__(self, mesh: DeviceMesh, leave: str = "reduce_scatter", keep_gathered: bool = True,
+                 seed: int = 0) -> None:
+        names = mesh.mesh_dim_names or ()
+        if len(names) != 3:
+            raise ValueError(f"the mesh has the named dimensions {names}, not three; make one such as "
+                             "init_device_mesh('cpu', (2, 2, 2), mesh_dim_names=('i', 'j', 'l'))")
+        if leave not in ("reduce_scatter", "all_reduce"):
+            raise ValueError(f"leave={leave!r} is not one of 'reduce_scatter', 'all_reduce'")
+        i, j, l = names
+        scatter = leave == "reduce_scatter"
+        self.entering = Axes(mesh[i], mesh[j], mesh[l], scatter, keep_gathered)
+        self.leaving = self.entering.swapped()
+        self.group = _join(mesh, names)
+        self.outer_tokens, self.inner_tokens = (_join(mesh, (i, j)), _join(mesh, (i, l))) if scatter else (mesh[i],) * 2
+        self.scatter = scatter
+        if scatter:
+            self.random = RandomStates(seed, self.group)
+        else:
+            self.random = RandomStates(seed, _join(mesh, (i, j)), shards=_join(mesh, (i, l)))
+
+    def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
+                        stride: int | Sequence[int] = 1) -> nn.Module:
+        rows = block_spans(blocks_of(out_features, stride, self.entering.enter), self.entering.enter)
+        return CubeLinear(in_features, out_features, self.entering, rows, bias)
+
+    def leaving_linear(self, in_features: int, out_features: int, bias: bool = True) -> nn.Module:
+        rows = block_spans(blocks_of(out_features, 1, self.leaving.enter), self.leaving.enter)
+        return CubeLinear(in_features, out_features, self.leaving, rows, bias)
+
+    def qkv_linear(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int,
+                   bias: bool = True) -> nn.Module:
+        return CubeQKV(in_features, head_dim, num_heads, num_kv_heads, self.entering, bias)
+
+    def local_heads(self, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
+        size = group_size(self.entering.enter)
+        return num_heads // size, max(num_kv_heads // size, 1)  # fewer than ranks: each holds a copy of one
+
+    def embedding(self, num_embeddings: int, dim: int) -> nn.Module:
+        return CubeEmbedding(num_embeddings, dim, self.leaving)
+
+    def position_embedding(self, num_positions: int, dim: int) -> nn.Module:
+        return SplitEmbedding(num_positions, dim, self.entering.leave, self.outer_tokens)
+
+    def input_linear(self, in_features: int, out_features: int) -> nn.Module:
+        return SplitInput(in_features, out_features, self.entering.leave, self.outer_tokens)
+
+    def norm(self, dim: int, kind: str) -> nn.Module:
+        return NORMS[kind](dim, self.entering.leave, self.outer_tokens)
+
+    def dropout(self, p: float, inner: bool) -> nn.Module:
+        return Dropout(p, self.random, sharded=inner or self.scatter)
+
+    def head(self, dim: int, vocab_size: int, embedding: nn.Module | None = None) -> nn.Module:
+        own = own_entries(vocab_size, self.entering.enter, f"vocab_size={vocab_size}")
+        return CubeLinear(dim, vocab_size, self.entering, [slice(own.start, own.stop)], bias=False,
+                          weight=None if embedding is None else embedding.weight)
+
+    def loss(self, logits: Tensor, target: Tensor, vocab_size: int) -> Tensor:
+        own = target[my_slice(len(target), self.inner_tokens)]
+        loss = vocab_parallel_cross_entropy(logits, own, self.entering.enter, vocab_size, ignore_index=IGNORED,
+                                            reduction="sum")
+        return reduce_from_region(loss, self.inner_tokens) / (target != IGNORED).sum()
+
+    def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
+        columns = split_sizes(vocab_size, group_size(self.entering.enter))
+        logits = gather_from_region(logits.detach(), self.entering.enter, -1, columns)
+        return gather_from_region(logits, self.inner_tokens, 0)
+
+
+def _join(mesh: DeviceMesh, names: Sequence[str]) -> Group:
+    """One group of the ranks along these dimensions; those of size 1 do not count."""
+    names = [name for name in names if mesh[name].size() > 1] or names[:1]
+    return mesh[names[0]] if len(names) == 1 else mesh[tuple(names)]._flatten("_".join(names))
+
+
+class CubeQKV(CubeLinear):
+    """[Q | K | V] = X W^T + b, entering: heads over j, and the rows of this rank's Q, K and V stored over i.
+
+    X: [tokens / (i j), in_features / l]. Result: [tokens / (i l), (num_heads / j + 2 kv_here) head_dim], this
+    rank's queries, then its keys, then its values; which those are, also where there are fewer KV heads than
+    ranks along j, is said in `QKVParallelLinear`.
+
+    Raises ValueError if j does not divide num_heads, num_kv_heads does not divide num_heads, of num_kv_heads
+    and j neither divides the other, and what `CubeLinear` does.
+    """
+
+    def __init__(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int, axes: Axes,
+                 bias: bool = True) -> None:
+        check_heads(num_heads, num_kv_heads, axes.enter)
+        copies = ranks_of_my_kv_head(axes.enter, max(1, group_size(axes.enter) // num_kv_heads))
+        first = copies is None or group_rank(copies) == 0
+        rows = [slice(heads.start * head_dim, heads.stop * head_dim)
+                for heads in my_heads(num_heads, num_kv_heads, axes.enter)]
+        super().__init__(in_features, (num_heads + 2 * num_kv_heads) * head_dim, axes, rows, bias,
+                         owned=[True, first, first])
+        self.copies, self.queries = copies, rows[0].stop - rows[0].start
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [tokens / (i j), in_features / l]."""
+        self._check(x)
+        return cube_linear(x, self._shared(self.weight), self._shared(self.bias), self.axes, self.rows)
+
+    def _shared(self, parameter: Tensor | None) -> Tensor | None:
+        """The parameter, whose rows of keys and values get the gradients of all their copies."""
+        own = my_slice(self.rows, self.axes.storage, split_sizes(self.rows, group_size(self.axes.storage)))
+        if self.copies is None or parameter is None or own.stop <= self.queries:
+            return parameter
+        return SumCopies.apply(parameter, max(self.queries - own.start, 0), self.copies)
+
+
+class CubeEmbedding(nn.Module):
+    """Y = E[ids]: a leaving linear on one-hot rows that nobody builds; what moves is the sum of what is found.
+
+    ids: [tokens], the same on every rank. Y: outer, [tokens / (i j), dim / l]; without `scatter`
+    [tokens / i, dim / l], the same on all of j. `axes` are a leaving linear's: it enters over l, leaves over j.
+    Per rank: weight [V_ji, dim / l]: the vocabulary over j, and a rank's entries stored over i, both as evenly
+    as can be.
+
+    Raises ValueError if there are fewer embeddings than ranks along j, of those fewer than along i, or l does
+    not divide dim; in forward, for tokens that do not split and (on the CPU) an id outside the vocabulary.
+    Source: Bian et al. 2021, arXiv:2105.14450, section 3.
+    """
+
+    def __init__(self, num_embeddings: int, dim: int, axes: Axes) -> None:
+        super().__init__()
+        self.own = own_entries(num_embeddings, axes.leave, f"num_embeddings={num_embeddings}")
+        even_sizes(dim, axes.enter, f"dim={dim}")
+        self.num_embeddings, self.dim, self.axes = num_embeddings, dim, axes
+        keep_own(self, self.layouts(), nn.Embedding(num_embeddings, dim))
+
+    def layouts(self) -> dict[str, Layout]:
+        """Which block of the whole table this rank holds."""
+        rows, columns = slice(self.own.start, self.own.stop), my_slice(self.dim, self.axes.enter)
+        return {"weight": stored((self.num_embeddings, self.dim), [rows], [True], self.axes.storage, columns)}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [tokens], int64 or int32, the same on every rank."""
+        check_ids(ids, self.num_embeddings, "ids")
+        ids = ids[_own_tokens(ids, self.axes.storage)]  # [tokens / i]
+        if self.axes.scatter:
+            check_leaving(len(ids), self.axes)
+        local, elsewhere = locate(ids, self.own)
+        y = F.embedding(local, gather_stored(self.weight, self.axes, len(self.own)))  # [tokens / i, dim / l]
+        return leave_tokens(y.masked_fill(elsewhere[:, None], 0), self.axes)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings} embeddings of {self.dim} over {describe(self.axes.leave)}"
+
+
+class SplitEmbedding(nn.Module):
+    """Y = E[ids] for a small table, such as positions: features over `features`, tokens over `tokens`.
+
+    ids: [n], the same on every rank. Y: [n / T, dim / P], this rank's tokens and features. Per rank: weight
+    [num_embeddings, dim / P]; backward sums its gradient over the T ranks of `tokens`.
+    Raises ValueError if P does not divide dim, or in forward T the tokens.
+    """
+
+    def __init__(self, num_embeddings: int, dim: int, features: Group, tokens: Group) -> None:
+        super().__init__()
+        even_sizes(dim, features, f"dim={dim}")
+        self.shape, self.features, self.tokens = (num_embeddings, dim), features, tokens
+        keep_own(self, self.layouts(), nn.Embedding(num_embeddings, dim))
+
+    def layouts(self) -> dict[str, Layout]:
+        """Which columns of the table this rank holds; of the ranks with other tokens the first owns them."""
+        columns = my_slice(self.shape[1], self.features)
+        return {"weight": split_along(1, self.shape, [columns], [group_rank(self.tokens) == 0])}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [n], the same on every rank."""
+        return F.embedding(ids[_own_tokens(ids, self.tokens)], copy_to_region(self.weight, self.tokens))
+
+
+class SplitInput(nn.Module):
+    """Y = X W^T + b for data that every rank holds: features over `features`, tokens over `tokens`.
+
+    X: [n, in_features], the same on every rank; no gradient goes back to it. Y: [n / T, out_features / P], this
+    rank's tokens and features. Per rank: weight [out_features / P, in_features], bias [out_features / P];
+    backward sums their gradients over the T ranks of `tokens`.
+    Raises ValueError if P does not divide out_features, or in forward T the tokens.
+    """
+
+    def __init__(self, in_features: int, out_features: int, features: Group, tokens: Group) -> None:
+        super().__init__()
+        even_sizes(out_features, features, f"out_features={out_features}")
+        self.shape, self.features, self.tokens = (out_features, in_features), features, tokens
+        keep_own(self, self.layouts(), nn.Linear(in_features, out_features))
+
+    def layouts(self) -> dict[str, Layout]:
+        """Which rows this rank holds; of the ranks with other tokens the first owns them."""
+        rows, owned = [my_slice(self.shape[0], self.features)], [group_rank(self.tokens) == 0]
+        return {"weight": split_along(0, self.shape, rows, owned),
+                "bias": split_along(0, self.shape[:1], rows, owned)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [n, in_features], the same on every rank."""
+        weight, bias = (copy_to_region(p, self.tokens) for p in (self.weight, self.bias))
+        return F.linear(x[_own_tokens(x, self.tokens)].detach(), weight, bias)
+
+
+def _own_tokens(x: Tensor, group: Group) -> slice:
+    """Which of the tokens are this rank's; ValueError if they do not split over the group."""
+    even_sizes(len(x), group, f"the number of tokens, {len(x)},")
+    return my_slice(len(x), group)
