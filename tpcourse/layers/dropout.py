@@ -31,7 +31,8 @@ class Dropout(nn.Module):
             return x
         generator = self.random.sharded if self.sharded else self.random.replicated
         mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
-        return x * mask.bernoulli_(1 - self.p, generator=generator) / (1 - self.p)
+        mask.bernoulli_(1 - self.p, generator=generator)
+        return (x * mask).div_(1 - self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, {'sharded' if self.sharded else 'replicated'}"
