@@ -154,19 +154,41 @@ def test_what_it_sends(world, kind, numbers, sequence_parallel):
         assert book == Table(rows if sequence_parallel and p > 1 else []), book
 
 
-def test_what_it_keeps(two):
-    """X and two numbers a token; the parameters are kept as such and not as copies."""
+@pytest.mark.parametrize("kind, numbers, parameters", [("LayerNorm", 2, 2 * DIM), ("RMSNorm", 1, DIM)])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_it_keeps(two, kind, numbers, parameters, device):
+    """X and some numbers a token; the parameters are kept as such and not as copies."""
 
-    def kept(mesh, sequence_parallel):
-        from tpcourse.layers import LayerNorm
+    def kept(mesh, kind, sequence_parallel, device):
+        from tpcourse import layers
 
-        norm = LayerNorm(DIM, mesh["tp"], sequence_parallel=sequence_parallel)
-        with tp.saved_activations() as mem:
+        with torch.device(device), tp.saved_activations() as mem:
+            norm = getattr(layers, kind)(DIM, mesh["tp"], sequence_parallel=sequence_parallel)
             norm(torch.randn(3, DIM, requires_grad=True))
         return mem.bytes, mem.parameter_bytes
 
     for sequence_parallel in (True, False):
-        assert two.run(kept, sequence_parallel) == [((3 * DIM + 2 * 3) * 4, 2 * DIM * 4)] * 2
+        bytes = (3 * DIM + 3 * numbers) * 4, parameters * 4
+        assert two.run(kept, kind, sequence_parallel, device) == [bytes] * 2
+
+
+def test_rms_of_16_bits_is_computed_in_32(two):
+    """As of the same numbers in float32, and rounded once; X is kept in 16 bits."""
+
+    def step(mesh, x, grad):
+        from tpcourse.layers import RMSNorm
+
+        norm, x = RMSNorm(64, mesh["tp"], dtype=x.dtype), x.clone().requires_grad_()
+        with tp.saved_activations() as mem:
+            y = norm(x)
+        y.backward(grad)
+        return y.detach(), x.grad, norm.weight.grad, max(saved.bytes for saved in mem.tensors)
+
+    x, grad = torch.randn(2, 9, 64).bfloat16()
+    for *own, largest in two.run(step, x, grad):
+        wide = two.run(step, x.float(), grad.float())[0][:3]
+        assert_close(own, [t.bfloat16() for t in wide], atol=0, rtol=2**-7)
+        assert largest == 9 * 64 * 2
 
 
 @pytest.mark.parametrize("frozen", [["weight"], ["bias"], ["weight", "bias"]], ids="-".join)

@@ -13,7 +13,8 @@ class LayerNorm(nn.LayerNorm):
 
     X, Y: [..., dim]: all tokens on every rank, or with `sequence_parallel` this rank's. Per rank: weight and
     bias [dim], whole. Nothing is sent forward. With `sequence_parallel` each rank's tokens give a part of the
-    parameters' gradients; backward adds them up, weight's and bias' in one all-reduce.
+    parameters' gradients; backward adds them up, weight's and bias' in one all-reduce. X and two numbers a
+    token are kept for it.
 
     Source: Ba et al. 2016, arXiv:1607.06450, equation 4; sequence parallelism: Korthikanti et al. 2022,
     arXiv:2205.05198, section 4.2.2.
@@ -37,7 +38,7 @@ class RMSNorm(nn.RMSNorm):
     """Y = X / sqrt(mean(X^2) + eps) w, over the last dimension.
 
     X, Y: [..., dim]: all tokens on every rank, or with `sequence_parallel` this rank's. Per rank: weight
-    [dim], whole. What it sends is what `LayerNorm` sends, without a bias.
+    [dim], whole. What it sends is what `LayerNorm` sends, without a bias. X and one number a token are kept.
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
     """
@@ -50,10 +51,33 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., dim]."""
         (weight,) = _enter(self, self.weight)
-        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        if x.is_cuda:  # one kernel there; elsewhere torch composes it of many, which keep X twice in float32
+            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
+        return _RootMeanSquare.apply(x, weight, self.eps)
 
     def extra_repr(self) -> str:
         return _describe(self)
+
+
+class _RootMeanSquare(torch.autograd.Function):
+    """X / sqrt(mean(X^2) + eps) w, computed in float32 at least."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()  # [..., 1]
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale * weight).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, weight, scale = ctx.saved_tensors
+        dy, normed = dy.to(scale.dtype), x * scale
+        grad = dy * weight
+        dx = (grad - normed * (grad * normed).mean(-1, keepdim=True)).mul_(scale)
+        dw = (dy * normed).reshape(-1, len(weight)).sum(0)
+        return dx.to(x.dtype), dw.to(weight.dtype), None
 
 
 class _CopyTogether(torch.autograd.Function):
