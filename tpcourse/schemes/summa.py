@@ -1,13 +1,12 @@
 """SUMMA: products of matrices that lie in blocks on a square grid of ranks, one panel after the other.
 
-Rank (i, j) of q x q holds block (i, j) of every matrix. A B, A B^T and A^T B each take q steps. A step brings
-in one panel of blocks by broadcasts along the grid's rows or columns, multiplies, and adds up on the spot or by
-a reduce; while it multiplies, the next step's broadcast and the last one's reduce are under way. The gradients
-of one product are the other two.
+Rank (i, j) of q x q holds block (i, j) of every matrix. A B, A B^T and A^T B each take q steps. A step
+brings in one panel of blocks by broadcasts along the grid's rows or columns, multiplies, and adds up on the
+spot or by a reduce; while it multiplies, the next step's broadcast and the last one's reduce are under way.
+The gradients of one product are the other two.
 
-Source: van de Geijn and Watts 1997, "SUMMA: Scalable universal matrix multiplication algorithm", sections 4 and
-5; as layers: Xu et al. 2021 (arXiv:2104.05343), section 3; with depth: Wang et al. 2021 (arXiv:2105.14500),
-section 3.
+Source: van de Geijn and Watts 1997, "SUMMA: Scalable universal matrix multiplication algorithm"; as layers:
+Xu et al. 2021 (arXiv:2104.05343), section 3; with depth: Wang et al. 2021 (arXiv:2105.14500), section 3.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from tpcourse.comm import Group, group_of, group_rank, group_size
 class Grid:
     """The groups of this rank: `rows` are the q ranks of its column of the grid, `columns` those of its row.
 
-    `depth`: the d ranks that hold the same block of B in d such grids, each with other rows of A; None for one.
+    `depth`: the d ranks that hold the same block of B in d such grids, with other rows of A; None for one.
     `tokens`: the q d ranks of `rows` and `depth`, row by row: those that hold other rows of A, same columns.
     `ranks`: all of them.
     """
@@ -41,19 +40,20 @@ class Grid:
     def of(cls, mesh: DeviceMesh) -> "Grid":
         """Of a mesh q x q or q x q x d: its dimensions are rows, columns and depth.
 
-        Every rank of the mesh calls this. Raises ValueError if there are other dimensions or they have no names,
-        or if there are not as many rows as columns.
+        Every rank of the mesh calls this. Raises ValueError if there are other dimensions or they have no
+        names, or if there are not as many rows as columns.
         """
         names, shape = mesh.mesh_dim_names, tuple(mesh.shape)
         if names is None or len(shape) not in (2, 3):
-            raise ValueError("a grid is a mesh of 2 named dimensions, rows and columns, or of 3 with depth, not "
-                             f"{names} of shape {shape}")
+            raise ValueError("a grid is a mesh of 2 named dimensions, rows and columns, or of 3 with depth, "
+                             f"not {names} of shape {shape}")
         if shape[0] != shape[1]:
             raise ValueError(f"mesh dimension {names[0]!r} has {shape[0]} ranks and {names[1]!r} has "
                              f"{shape[1]}; SUMMA's grid has as many rows as columns")
-        rows, columns, *depth = (mesh[name] for name in names)
-        tokens = mesh[names[0], names[2]]._flatten() if depth else rows
-        return cls(rows, columns, depth[0] if depth else None, tokens, mesh._flatten())
+        rows, columns = mesh[names[0]], mesh[names[1]]
+        if shape[2:] in ((), (1,)):
+            return cls(rows, columns, None, rows, mesh._flatten())
+        return cls(rows, columns, mesh[names[2]], mesh[names[0], names[2]]._flatten(), mesh._flatten())
 
 
 Sizes = Sequence[int] | None
@@ -63,7 +63,7 @@ Product = Callable[[Tensor, Tensor, Grid, Sizes], Tensor]
 def ab(a: Tensor, b: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:
     """C = A B: C_ij is the sum over t of A_it, broadcast along row i, times B_tj, broadcast along column j.
 
-    a: [m, k / q], block A_ij. b: [k / q, n / q], block B_ij. Result: [m, n / q], block C_ij; m is all rows / q.
+    a: [m / q, k / q], block A_ij. b: [k / q, n / q], block B_ij. Result: [m / q, n / q], block C_ij.
     A rank sends (q - 1) |A_ij| + (q - 1) |B_ij|, as all-gathers would, which hold q blocks at once, not two.
     `sizes`: k's blocks, if they are not equal. No gradient passes: see `multiply`.
     """
@@ -74,16 +74,16 @@ def ab(a: Tensor, b: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:
 
 
 def abt(a: Tensor, b: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:
-    """C = A B^T: C_it is the sum over j of A_ij B_tj^T, where B_tj is broadcast along column j; row i adds up.
+    """C = A B^T: C_it is the sum over row i of A_ij B_tj^T, where B_tj is broadcast along column j.
 
-    a: [m, k / q], block A_ij. b: [n / q, k / q], block B_ij. Result: [m, n / q], block C_ij.
+    a: [m / q, k / q], block A_ij. b: [n / q, k / q], block B_ij. Result: [m / q, n / q], block C_ij.
     `sizes`: n's blocks, if they are not equal. No gradient passes: see `multiply`.
     """
     return _sum_each((a @ b_t.mT for b_t in _panels(b, grid.rows, 0, sizes)), grid.columns)
 
 
 def atb(a: Tensor, b: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:
-    """C = A^T B: C_tj is the sum over i of A_it^T B_ij, where A_it is broadcast along row i; column j adds up.
+    """C = A^T B: C_tj is the sum over column j of A_it^T B_ij, where A_it is broadcast along row i.
 
     a: [k / q, m / q], block A_ij. b: [k / q, n / q], block B_ij. Result: [m / q, n / q], block C_ij.
     `sizes`: m's blocks, if they are not equal. No gradient passes.
@@ -94,8 +94,8 @@ def atb(a: Tensor, b: Tensor, grid: Grid, sizes: Sizes = None) -> Tensor:
 def multiply(x: Tensor, w: Tensor, grid: Grid, product: Product = ab, sizes: Sizes = None) -> Tensor:
     """`ab` or `abt` of x and w with their gradients: x has other tokens at each depth, w is the same at all.
 
-    Kept for backward are this rank's blocks of x and w and no panel; those are broadcast again. Backward starts
-    the sum of dW over depth and computes dX while it is under way. A frozen w keeps no x, and the other way.
+    Kept for backward are this rank's blocks of x and w and no panel; those are broadcast again. Backward
+    starts the sum of dW over depth and computes dX while it is under way. A frozen w keeps no x, and so on.
     """
     if torch.is_autocast_enabled(x.device.type):
         x, w = (t.to(torch.get_autocast_dtype(x.device.type)) for t in (x, w))
@@ -119,15 +119,16 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
+        (x, w), (grid, _) = ctx.saved_tensors, ctx.where
         needs_dx, needs_dw, *_ = ctx.needs_input_grad
         gradient_x, gradient_w = _GRADIENTS[ctx.product]
-        depth, dx, dw, summing = ctx.where[0].depth, None, None, None
+        dx = dw = summing = None
         if needs_dw:
-            dw = gradient_w(*ctx.saved_tensors, dy, *ctx.where)
-            if depth is not None and group_size(depth) > 1:
-                summing = dist.all_reduce(dw, group=group_of(depth), async_op=True)
+            dw = gradient_w(x, w, dy, *ctx.where)
+            if grid.depth is not None:
+                summing = dist.all_reduce(dw, group=group_of(grid.depth), async_op=True)
         if needs_dx:
-            dx = gradient_x(*ctx.saved_tensors, dy, *ctx.where)
+            dx = gradient_x(x, w, dy, *ctx.where)
         if summing:
             summing.wait()
         return dx, dw, None, None, None

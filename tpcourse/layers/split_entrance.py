@@ -1,0 +1,72 @@
+"""Small layers at the model's entrance whose features are split over ranks, as are the tokens they work on."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tpcourse.comm import (Group, copy_to_region, describe, even_sizes, group_rank, group_size, my_slice,
+                           scatter_to_region)
+from tpcourse.layers.layout import Layout, keep_own, split_along
+
+
+class _SplitEntrance(nn.Module):
+    """What the two layers share: parameters split over `features`, their gradients summed over `tokens`."""
+
+    def __init__(self, features: Group, tokens: Group, dims: dict[str, int], whole: nn.Module) -> None:
+        super().__init__()
+        self.features, self.tokens = features, tokens
+        self.dims, self.shapes = dims, {name: tuple(p.shape) for name, p in whole.named_parameters()}
+        keep_own(self, self.layouts(), whole)
+
+    def layouts(self) -> dict[str, Layout]:
+        """Which features' parameters this rank holds; of the ranks with other tokens the first owns them."""
+        first = group_rank(self.tokens) == 0
+        return {name: split_along(self.dims[name], shape, [my_slice(shape[self.dims[name]], self.features)], [first])
+                for name, shape in self.shapes.items()}
+
+    def _own(self, x: Tensor) -> Tensor:
+        """This rank's tokens of x, which every rank holds."""
+        even_sizes(len(x), self.tokens, f"a first dimension of {len(x)} tokens")
+        return x if group_size(self.tokens) == 1 else scatter_to_region(x, self.tokens, 0)
+
+    def extra_repr(self) -> str:
+        shapes = ", ".join(f"{name} of {shape}" for name, shape in self.shapes.items())
+        return f"{shapes}, features over {describe(self.features)}, tokens over {describe(self.tokens)}"
+
+
+class SplitInput(_SplitEntrance):
+    """Y = X A + b for data that every rank holds: each computes its features of its tokens.
+
+    X: [n, ..., in_features], the same on every rank. Y: [n / T, ..., out_features / P] of the T ranks of
+    `tokens` and the P of `features`. Per rank: weight [out_features / P, in_features], bias
+    [out_features / P], the same on all of `tokens`, over which backward sums their gradients.
+
+    Raises ValueError if P does not divide out_features; in forward, if T does not divide n.
+    """
+
+    def __init__(self, in_features: int, out_features: int, features: Group, tokens: Group) -> None:
+        even_sizes(out_features, features, f"out_features={out_features}")
+        super().__init__(features, tokens, {"weight": 0, "bias": 0}, nn.Linear(in_features, out_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [n, ..., in_features], the same on every rank."""
+        x = self._own(copy_to_region(x, self.features))
+        return F.linear(x, *(copy_to_region(p, self.tokens) for p in (self.weight, self.bias)))
+
+
+class SplitEmbedding(_SplitEntrance):
+    """Y = E[ids] for small tables such as positions: each rank holds its features of all rows.
+
+    ids: [n, ...], the same on every rank. Y: [n / T, ..., embedding_dim / P] of the T ranks of `tokens` and
+    the P of `features`. Per rank: weight [num_embeddings, embedding_dim / P], the same on all of `tokens`,
+    over which backward sums its gradient.
+
+    Raises ValueError if P does not divide embedding_dim; in forward, if T does not divide n.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, features: Group, tokens: Group) -> None:
+        even_sizes(embedding_dim, features, f"embedding_dim={embedding_dim}")
+        super().__init__(features, tokens, {"weight": 1}, nn.Embedding(num_embeddings, embedding_dim))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids: [n, ...], int64 or int32, the same on every rank."""
+        return F.embedding(self._own(ids), copy_to_region(self.weight, self.tokens))
