@@ -14,7 +14,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -27,8 +26,8 @@ from pathlib import Path
 from queue import Empty
 
 import psutil
-import torch
 from jupyter_client.manager import KernelManager
+from report import aligned, machine, markdown, put_into
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 60  # what takes longer is given up
@@ -374,33 +373,6 @@ def table(results: Results, ranks: list[int]) -> list[list[str]]:
     return rows
 
 
-def aligned(rows: list[list[str]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def markdown(rows: list[list[str]], notes: list[str]) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + " --- |" * len(rows[0]))
-    return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
-
-
-def put_into(readme: Path, text: str) -> None:
-    """Replace what stands between the benchmark's markers. Raises ValueError when they are not there."""
-    begin, end = "<!-- benchmark:launch -->", "<!-- /benchmark:launch -->"
-    before, opened, rest = readme.read_text().partition(begin)
-    _, closed, after = rest.partition(end)
-    if not (opened and closed):
-        raise ValueError(f"{readme} has no place for the table: put {begin} and {end} where it belongs")
-    readme.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-
-
-def machine() -> str:
-    return (f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start, "
-            f"Python {platform.python_version()}, torch {torch.__version__}")
-
-
 def compare(ranks: list[int], rounds: int) -> Results:
     """All contenders, round after round, so that whatever else the machine does hits all alike."""
     results = Results()
@@ -434,7 +406,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = table(results, options.ranks)
     print("\n".join([aligned(rows), "", *notes]))
     if options.markdown:
-        put_into(ROOT / "README.md", markdown(rows, notes))
+        put_into(ROOT / "README.md", "launch", markdown(rows, notes))
 
 
 if __name__ == "__main__":
