@@ -89,6 +89,15 @@ def test_no_parallelism(recompute):
     assert TABLE["1D", "none"](S, B, H, A, 1) == S * B * H * (34 + 5 * A * S / H)
 
 
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("size", [(S, B, H, A), (12, 1, H, A)], ids=["s=6, b=4", "s=12, b=1"])
+def test_rotary_positions_add_their_tables(size, recompute):
+    """Cosines and sines in float32, head_dim / 2 = 1 a position, for q and for k; nothing if recomputed."""
+    kept = kept_by(None, *size, "dense", recompute, "cpu", rotary=True)
+    tables = [4 * size[0]] * 4 if recompute == "none" else []
+    assert kept == sorted(expected(size, 1, "1D", recompute) + tables)
+
+
 @ROWS
 def test_the_model_of_22_billion_parameters(layout, recompute):
     """The paper's Table 3: 8 ranks, s = 2048, b = 4, h = 6144, a = 64; meta tensors on a fake group."""

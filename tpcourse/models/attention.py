@@ -43,9 +43,6 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, sequence: int) -> Tensor:
         """x: outer layout; `sequence`: the tokens of one sequence."""
         q, k, v = self._heads(self.qkv(x), sequence)  # [batch, heads', sequence, head_dim]
-        if self.rotary:
-            positions = torch.arange(sequence, device=x.device)
-            q, k = apply_rotary(q, positions), apply_rotary(k, positions)
         if self.recompute_core:
             y = recompute(self._core, q, k, v, random=self.random)
         else:
@@ -58,4 +55,7 @@ class Attention(nn.Module):
                 for part in qkv.split(sizes, -1)]
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.rotary:  # in the core: kept for its recomputation are then q, k and v alone, as one tensor
+            positions = torch.arange(q.size(2), device=q.device)
+            q, k = apply_rotary(q, positions), apply_rotary(k, positions)
         return self.core(q, k, v, self.causal, self.dropout if self.dropout.p and self.training else None)
