@@ -1,6 +1,7 @@
 """The parallel layers: local matrix products between two collectives."""
 
 from tpcourse.layers.attention import core_attention, flash_attention
+from tpcourse.layers.clip import clip_grad_norm_
 from tpcourse.layers.column import ColumnParallelLinear
 from tpcourse.layers.dropout import Dropout
 from tpcourse.layers.embedding import VocabParallelEmbedding
@@ -16,5 +17,5 @@ from tpcourse.layers.row import RowParallelLinear
 
 __all__ = ["ColumnParallelLinear", "Dropout", "LayerNorm", "Layout", "Piece", "QKVParallelLinear", "RMSNorm",
            "RowParallelLinear", "VocabParallelEmbedding", "VocabParallelHead", "apply_rotary",
-           "core_attention", "entering_linear", "flash_attention", "model_layouts", "recompute",
+           "clip_grad_norm_", "core_attention", "entering_linear", "flash_attention", "model_layouts", "recompute",
            "vocab_parallel_cross_entropy"]

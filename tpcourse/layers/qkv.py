@@ -105,8 +105,8 @@ def _ranks_of_my_kv_head(group: Group, count: int) -> Group | None:
     if count == 1:
         return None
     parent, first = group_of(group), group_rank(group) // count * count
-    backends = [parent._get_backend(device) for device in parent._device_types]
-    timeouts = [backend.options._timeout for backend in backends if hasattr(backend, "options")]
+    options = [parent._get_backend(device).options for device in parent._device_types]
+    timeouts = [option._timeout for option in options if option is not None]  # a fake group has none
     copies = dist.new_group(dist.get_process_group_ranks(parent)[first: first + count],
                             timeout=min(timeouts, default=None), use_local_synchronization=True,
                             group_desc="kv_copies")
