@@ -162,3 +162,40 @@ def test_what_it_sends_again(world, ends_with_the_sum):
     rows = [Row("all_reduce", "tp", p, 1, size, wire_bytes("all_reduce", size, p), phase) for phase in phases]
     for book in world.run(counted, ends_with_the_sum):
         assert book == Table(rows if p > 1 else []), book
+
+
+def block_on_rank(mesh, xs, grads, sequence_parallel, dropout, recompute):
+    """A layer of the course's model: what it gives, all gradients, and its traffic."""
+    from tpcourse.models import Block
+    from tpcourse.schemes import OneD
+
+    torch.manual_seed(3)
+    scheme = OneD(mesh["tp"], sequence_parallel)
+    block = Block(scheme, 12, 6, 3, rotary=True, dropout=dropout, recompute=recompute).double()
+    x = xs[mesh.get_rank()].clone().requires_grad_()
+    with tp.ledger(mesh) as book:
+        y = block(x, 3)
+        y.backward(grads[mesh.get_rank()])
+    return [y.detach(), x.grad, *(p.grad for p in block.parameters())], book
+
+
+RESENT = {  # sequence_parallel, dropout: the collectives that full recomputation sends again
+    (False, 0.0): {"all_reduce": 1},  # attention's; the MLP's is the end
+    (False, P): {"all_reduce": 2},  # after the MLP's comes a mask that backward needs
+    (True, 0.0): {"all_gather": 2, "reduce_scatter": 1},
+    (True, P): {"all_gather": 2, "reduce_scatter": 2},
+}
+
+
+@pytest.mark.parametrize("sequence_parallel, dropout", RESENT)
+def test_a_transformer_layer(three, sequence_parallel, dropout):
+    """Selective and full give what none gives, to the bit; selective sends nothing again."""
+    x, grad = torch.randn(2, 6, 12, dtype=torch.float64)
+    parts = [t.chunk(3) if sequence_parallel else [t] * 3 for t in (x, grad)]
+    once, selective, full = (three.run(block_on_rank, *parts, sequence_parallel, dropout, recompute)
+                             for recompute in ("none", "selective", "full"))
+    for (tensors, book), (some, same_book), (all_again, more) in zip(once, selective, full):
+        assert all(map(torch.equal, some, tensors)) and all(map(torch.equal, all_again, tensors))
+        assert same_book == book and not book.total("calls", phase="recomputation")
+        assert {row.op: row.calls for row in (more - book).rows} == RESENT[sequence_parallel, dropout]
+        assert {row.phase for row in (more - book).rows} == {"recomputation"}
