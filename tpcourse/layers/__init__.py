@@ -17,5 +17,5 @@ from tpcourse.layers.row import RowParallelLinear
 
 __all__ = ["ColumnParallelLinear", "Dropout", "LayerNorm", "Layout", "Piece", "QKVParallelLinear", "RMSNorm",
            "RowParallelLinear", "VocabParallelEmbedding", "VocabParallelHead", "apply_rotary",
-           "clip_grad_norm_", "core_attention", "entering_linear", "flash_attention", "model_layouts", "recompute",
-           "vocab_parallel_cross_entropy"]
+           "clip_grad_norm_", "core_attention", "entering_linear", "flash_attention", "model_layouts",
+           "recompute", "vocab_parallel_cross_entropy"]
