@@ -1,4 +1,4 @@
-"""Norms over features that are split over ranks: each token's statistics are put together from their parts."""
+"""Norms over features that are split over ranks: each token's statistics are put together from parts."""
 
 import torch
 import torch.distributed as dist

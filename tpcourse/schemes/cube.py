@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from tpcourse.comm import (Group, all_gather, copy_to_region, describe, even_sizes, group_rank, group_size,
                            my_slice, reduce_from_region, reduce_scatter, split_sizes)
 from tpcourse.layers.layout import Layout, Piece, check_shared, keep_own
+from tpcourse.layers.linear import _autocast as autocast
 from tpcourse.layers.linear import _start_gather as start_gather
 from tpcourse.layers.linear import _start_sum as start_sum
 from tpcourse.layers.vocabulary import own_entries
@@ -59,25 +60,29 @@ def cube_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axes: Axes, rows
         x, w = enter_tokens(x, axes), gather_stored(weight, axes, rows)
         return leave_tokens(F.linear(x, w), axes) + bias
 
-    and differs from it in time and memory: backward computes dW while dX is summed, and without `keep` gathers
-    W again and, while dX is computed, X. A frozen W keeps no X; if X needs no gradient, no dX is computed.
+    and differs from it in time and memory: backward computes dW while dX is summed, and without `keep` it
+    gathers W again and, while dX is computed, X. A frozen W keeps no X; if X needs no gradient, no dX is
+    computed.
 
-    X: [tokens / (i j), in / l]. W: [out / (j i), in / l] and b: [out / (j i)], where each rank of `storage` has
-    its part of the `rows` = out / j rows, as evenly as can be. Y: [tokens / (i l), out / j].
+    X: [tokens / (i j), in / l]. W: [out / (j i), in / l] and b: [out / (j i)]: each rank of `storage` has its
+    part of the `rows` = out / j rows, as evenly as can be. Y: [tokens / (i l), out / j].
     Without `scatter`, X: [tokens / i, in / l], the same on all of `enter`, and Y: [tokens / i, out / j], the
     same on all of `leave`.
     Source: Bian et al. 2021, arXiv:2105.14450, section 3.
     """
-    if torch.is_autocast_enabled(x.device.type):
-        kind = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = (t if t is None else t.to(kind) for t in (x, weight, bias))
+    x, weight, bias = autocast(x, weight, bias)
     if bias is not None:
         bias = gather_stored(bias, axes, rows)  # [out / j]
         bias = copy_to_region(bias, axes.leave) if axes.scatter else bias  # other tokens on each rank
-    return _CubeLinear.apply(x, weight, bias, axes, rows)
+    if group_size(axes.leave) == 1:
+        return _Product.apply(x, weight, bias, axes, rows)
+    y = leave_tokens(_Product.apply(x, weight, None, axes, rows), axes)  # [tokens / (i l), out / j]
+    return y if bias is None else y + bias
 
 
-class _CubeLinear(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """What comes before the sum over `leave`: its terms, [tokens / i, out / j]."""
+
     @staticmethod
     def forward(ctx, x, weight, bias, axes, rows):
         ctx.axes, ctx.rows = axes, rows
@@ -86,29 +91,25 @@ class _CubeLinear(torch.autograd.Function):
         kept = (whole_x, whole_weight) if axes.keep else (x, weight)
         needs_dx, needs_dw, *_ = ctx.needs_input_grad
         ctx.save_for_backward(kept[0] if needs_dw else None, kept[1] if needs_dx else None)
-        if group_size(axes.leave) == 1:
-            return F.linear(whole_x, whole_weight, bias)
-        y = leave_tokens(F.linear(whole_x, whole_weight), axes)  # [tokens / (i l), out / j]
-        return y if bias is None else y + bias
+        return F.linear(whole_x, whole_weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         (x, weight), axes = ctx.saved_tensors, ctx.axes
         needs_dx, needs_dw, needs_db, *_ = ctx.needs_input_grad
-        dx = dw = summing = gathering = None
-        db = dy.sum(0) if needs_db else None
-        if axes.scatter:
-            dy = all_gather(dy, axes.leave, 0)  # [tokens / i, out / j]
+        dx = dw = db = summing = gathering = None
         if needs_dw and axes.scatter and not axes.keep:
             x, gathering = _start(start_gather, x, axes.enter)
         if needs_dx:
-            weight = weight if axes.keep else gather_stored(weight, axes, ctx.rows)
+            weight = weight if axes.keep else gather_stored(weight.detach(), axes, ctx.rows)
             dx, summing = _start(start_sum, dy @ weight, axes.enter, axes.scatter)
         if gathering:
             gathering.wait()
         if needs_dw:
             dw = reduce_scatter(dy.t() @ x, axes.storage, 0, split_sizes(ctx.rows, group_size(axes.storage)))
+        if needs_db:
+            db = dy.sum(0)
         if summing:
             summing.wait()
         return dx, dw, db, None, None
@@ -122,11 +123,11 @@ def _start(collective: Callable, x: Tensor, group: Group, *args: object) -> tupl
 class CubeLinear(nn.Module):
     """Y = X W^T + b on three mesh dimensions, entering and leaving by those that `axes` names.
 
-    X: [tokens / (i j), in_features / l]. Y: [tokens / (i l), out_features / j]; without `scatter` X is the same
-    on all of `enter` and Y on all of `leave`, tokens split over `storage` only.
+    X: [tokens / (i j), in_features / l]. Y: [tokens / (i l), out_features / j]. Without `scatter` tokens are
+    split over `storage` only, and X is the same on all of `enter`, Y on all of `leave`.
     Per rank: weight [R_i, in_features / l] and bias [R_i], where R_1 + R_2 + ... over `storage` are the rows
-    of this rank's outputs. `rows` says which those are, one span or several, such as those of its gate and its
-    up projection, and `owned` which of them this rank answers for if others compute them too.
+    that make this rank's outputs. `rows` says which those are, in one span or several, such as those of its
+    gate and its up projection; `owned`, which of them are its own if other ranks compute them too.
     `weight` is a parameter to share instead of an own one.
 
     The layer draws the whole weight as nn.Linear does and keeps its part, as all layers of this scheme do.
@@ -165,8 +166,9 @@ class CubeLinear(nn.Module):
     def _check(self, x: Tensor) -> None:
         expected = self.weight.size(1)
         if x.dim() != 2 or x.size(1) != expected:
-            raise ValueError(f"x has shape {tuple(x.shape)}, not (tokens, {expected}), for in_features="
-                             f"{self.in_features} over {describe(self.axes.leave)}; pass this rank's features")
+            raise ValueError(f"x has shape {tuple(x.shape)}, not (tokens, {expected}), for "
+                             f"in_features={self.in_features} over {describe(self.axes.leave)}; pass this "
+                             "rank's features")
         if self.axes.scatter:
             check_leaving(x.size(0) * group_size(self.axes.enter), self.axes)
 
@@ -177,7 +179,7 @@ class CubeLinear(nn.Module):
 
 def stored(shape: Sequence[int], spans: Sequence[slice], owned: Sequence[bool], storage: Group,
            columns: slice | None = None) -> Layout:
-    """This rank's share, over `storage`, of the rows in `spans` laid one after the other; of these `columns`.
+    """This rank's share, over `storage`, of the rows in `spans` one after the other, and of these `columns`.
 
     Raises ValueError if there are fewer rows than ranks of `storage`.
     """
@@ -185,20 +187,21 @@ def stored(shape: Sequence[int], spans: Sequence[slice], owned: Sequence[bool], 
     own = own_entries(total, storage, f"a block of {total} rows of {tuple(shape)}")
     pieces, start = [], 0
     for span, is_owned in zip(spans, owned):
-        low, high = max(own.start, start), min(own.stop, start + span.stop - span.start)
+        stop = start + span.stop - span.start
+        low, high = max(own.start, start), min(own.stop, stop)  # what of the span is this rank's
         if low < high:
-            here, there = [slice(low - own.start, high - own.start)], [slice(*(span.start + n - start
-                                                                             for n in (low, high)))]
+            here = (slice(low - own.start, high - own.start),)
+            there = (slice(span.start + low - start, span.start + high - start),)
             if columns is not None:
-                here, there = here + [slice(0, columns.stop - columns.start)], there + [columns]
-            pieces.append(Piece(tuple(here), tuple(there), is_owned))
-        start += span.stop - span.start
+                here, there = (*here, slice(0, columns.stop - columns.start)), (*there, columns)
+            pieces.append(Piece(here, there, is_owned))
+        start = stop
     return Layout(tuple(shape), tuple(pieces))
 
 
 def check_leaving(tokens: int, axes: Axes) -> None:
     """Raises ValueError if a rank of `storage` has tokens that do not split over `leave`."""
-    even_sizes(tokens, axes.leave, f"the {tokens} tokens of a rank of {describe(axes.storage)}")
+    even_sizes(tokens, axes.leave, f"the number of tokens split over {describe(axes.storage)}, {tokens} each,")
 
 
 def describe_axes(axes: Axes) -> str:

@@ -27,14 +27,16 @@ IGNORED = -100  # the target of a token that does not count
 class ThreeD:
     """Tokens, features and weights are split over a mesh of three dimensions, i x j x l, any sizes.
 
-    Outer: [tokens / (i j), h / l]. Inner: [tokens / (i l), h' / j], whole sequences: i l must divide the batch.
-    Weights: [out / j, in / l] of an entering linear, [out / l, in / j] of a leaving one, their rows stored over
-    i once more.
-    `leave`: "reduce_scatter", as above; with "all_reduce" tokens are split over i only: outer [tokens / i,
-    h / l], the same on all of j; inner [tokens / i, h' / j], the same on all of l, and i must divide the batch.
-    `keep_gathered`: what linears gather, tokens over j (or l) and weights over i, is kept for backward, 1/q^2
-    of the activations on q x q x q; without it backward gathers it again, and 1/q^3 is kept. `seed` is that of
-    dropout.
+    Outer: [tokens / (i j), h / l]. Inner: [tokens / (i l), h' / j] in whole sequences: i l must divide the
+    batch.
+    Weights: [out / j, in / l] of an entering linear, [out / l, in / j] of a leaving one; of these rows each
+    rank along i stores a part.
+    `leave`: "reduce_scatter", as above; with "all_reduce" tokens are split over i only. Outer is then
+    [tokens / i, h / l], the same on all of j; inner [tokens / i, h' / j], the same on all of l, and i must
+    divide the batch.
+    `keep_gathered`: what linears gather, tokens over j or l and weights over i, is kept for backward: on
+    q x q x q, 1/q^2 of their inputs. Without it backward gathers again, and 1/q^3 is kept.
+    `seed` is that of dropout.
 
     1 x P x 1 is Megatron-LM's tensor parallelism, with sequence parallelism if `leave` is "reduce_scatter";
     P x 1 x 1 is fully sharded data parallelism.
@@ -57,12 +59,13 @@ class ThreeD:
         self.entering = Axes(mesh[i], mesh[j], mesh[l], scatter, keep_gathered)
         self.leaving = self.entering.swapped()
         self.group = _join(mesh, names)
-        self.outer_tokens, self.inner_tokens = (_join(mesh, (i, j)), _join(mesh, (i, l))) if scatter else (mesh[i],) * 2
-        self.scatter = scatter
+        over_ij, over_il = _join(mesh, (i, j)), _join(mesh, (i, l))
         if scatter:
+            self.outer_tokens, self.inner_tokens = over_ij, over_il
             self.random = RandomStates(seed, self.group)
-        else:
-            self.random = RandomStates(seed, _join(mesh, (i, j)), shards=_join(mesh, (i, l)))
+        else:  # an outer activation has a shard for each (i, l), an inner one for each (i, j)
+            self.outer_tokens = self.inner_tokens = mesh[i]
+            self.random = RandomStates(seed, over_ij, shards=over_il)
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
                         stride: int | Sequence[int] = 1) -> nn.Module:
@@ -94,7 +97,7 @@ class ThreeD:
         return NORMS[kind](dim, self.entering.leave, self.outer_tokens)
 
     def dropout(self, p: float, inner: bool) -> nn.Module:
-        return Dropout(p, self.random, sharded=inner or self.scatter)
+        return Dropout(p, self.random, sharded=inner or self.entering.scatter)
 
     def head(self, dim: int, vocab_size: int, embedding: nn.Module | None = None) -> nn.Module:
         own = own_entries(vocab_size, self.entering.enter, f"vocab_size={vocab_size}")
@@ -103,8 +106,8 @@ class ThreeD:
 
     def loss(self, logits: Tensor, target: Tensor, vocab_size: int) -> Tensor:
         own = target[my_slice(len(target), self.inner_tokens)]
-        loss = vocab_parallel_cross_entropy(logits, own, self.entering.enter, vocab_size, ignore_index=IGNORED,
-                                            reduction="sum")
+        loss = vocab_parallel_cross_entropy(logits, own, self.entering.enter, vocab_size,
+                                            ignore_index=IGNORED, reduction="sum")
         return reduce_from_region(loss, self.inner_tokens) / (target != IGNORED).sum()
 
     def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
@@ -155,12 +158,12 @@ class CubeQKV(CubeLinear):
 
 
 class CubeEmbedding(nn.Module):
-    """Y = E[ids]: a leaving linear on one-hot rows that nobody builds; what moves is the sum of what is found.
+    """Y = E[ids]: a leaving linear on one-hot rows, which nobody builds, as every rank has the ids.
 
     ids: [tokens], the same on every rank. Y: outer, [tokens / (i j), dim / l]; without `scatter`
-    [tokens / i, dim / l], the same on all of j. `axes` are a leaving linear's: it enters over l, leaves over j.
-    Per rank: weight [V_ji, dim / l]: the vocabulary over j, and a rank's entries stored over i, both as evenly
-    as can be.
+    [tokens / i, dim / l], the same on all of j. `axes` are a leaving linear's: enter is l, leave is j.
+    Per rank: weight [V_ji, dim / l]: the vocabulary over j, and of those entries a part over i, both as
+    evenly as can be.
 
     Raises ValueError if there are fewer embeddings than ranks along j, of those fewer than along i, or l does
     not divide dim; in forward, for tokens that do not split and (on the CPU) an id outside the vocabulary.
@@ -220,9 +223,9 @@ class SplitEmbedding(nn.Module):
 class SplitInput(nn.Module):
     """Y = X W^T + b for data that every rank holds: features over `features`, tokens over `tokens`.
 
-    X: [n, in_features], the same on every rank; no gradient goes back to it. Y: [n / T, out_features / P], this
-    rank's tokens and features. Per rank: weight [out_features / P, in_features], bias [out_features / P];
-    backward sums their gradients over the T ranks of `tokens`.
+    X: [n, in_features], the same on every rank; no gradient goes back to it. Y: [n / T, out_features / P],
+    this rank's tokens and features. Per rank: weight [out_features / P, in_features], bias
+    [out_features / P]; backward sums their gradients over the T ranks of `tokens`.
     Raises ValueError if P does not divide out_features, or in forward T the tokens.
     """
 
