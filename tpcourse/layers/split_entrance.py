@@ -1,4 +1,4 @@
-"""Small layers at the model's entrance whose features are split over ranks, as are the tokens they work on."""
+"""Small layers at the model's entrance: features are split over ranks, and so are the tokens."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,8 +20,9 @@ class _SplitEntrance(nn.Module):
     def layouts(self) -> dict[str, Layout]:
         """Which features' parameters this rank holds; of the ranks with other tokens the first owns them."""
         first = group_rank(self.tokens) == 0
-        return {name: split_along(self.dims[name], shape, [my_slice(shape[self.dims[name]], self.features)], [first])
-                for name, shape in self.shapes.items()}
+        own = {name: my_slice(self.shapes[name][dim], self.features) for name, dim in self.dims.items()}
+        return {name: split_along(dim, self.shapes[name], [own[name]], [first])
+                for name, dim in self.dims.items()}
 
     def _own(self, x: Tensor) -> Tensor:
         """This rank's tokens of x, which every rank holds."""

@@ -28,13 +28,15 @@ class TwoD:
 
     Sequences are whole on a rank: q d must divide the batch. Raises ValueError if the mesh is no such grid;
     when a layer is made, if q does not divide what is split; in forward, if q d does not divide the tokens.
-    Source: Xu et al. 2021 (arXiv:2104.05343), section 3; depth: Wang et al. 2021 (arXiv:2105.14500), section 3.
+    Source: Xu et al. 2021 (arXiv:2104.05343), section 3; depth: Wang et al. 2021 (arXiv:2105.14500),
+    section 3.
     """
 
     def __init__(self, mesh: DeviceMesh, seed: int = 0) -> None:
         self.grid = Grid.of(mesh)
         self.group = self.grid.ranks
         self.random = RandomStates(seed, self.group)
+        self.batch_ranks = group_size(self.grid.tokens)
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
                         stride: int | Sequence[int] = 1) -> nn.Module:

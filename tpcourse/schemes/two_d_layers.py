@@ -19,8 +19,8 @@ from tpcourse.schemes.summa import Grid, abt, multiply
 class GridLinear(nn.Module):
     """Y = X A + b on the grid, where all lie in blocks: SUMMA's A B, with A B^T for dX and A^T B for dA.
 
-    X: [tokens / (q d), in_features / q]. Y: [tokens / (q d), out_features / q]. Tokens are split over rows and
-    depth, features over columns. Per rank: weight [out_features / q, in_features / q] (torch stores A
+    X: [tokens / (q d), in_features / q]. Y: [tokens / (q d), out_features / q]. Tokens are split over rows
+    and depth, features over columns. Per rank: weight [out_features / q, in_features / q] (torch stores A
     transposed), where inputs are split over rows, outputs over columns; bias [out_features / q], the same on
     all rows; both the same at every depth.
     `spans` says which outputs a column of the grid computes: one span or several, such as those of its gate
@@ -44,8 +44,9 @@ class GridLinear(nn.Module):
         """Which block of the whole weight and entries of the whole bias this rank holds."""
         inputs, first = my_slice(self.in_features, self.grid.rows), group_rank(self.grid.tokens) == 0
         owned = [own and first for own in self.owned]
-        return {"weight": block((self.out_features, self.in_features), self.spans, inputs, self.grid, self.owned),
-                "bias": split_along(0, (self.out_features,), self.spans, owned)}
+        shape = self.out_features, self.in_features
+        return {"weight": block(shape, self.spans, inputs, self.grid, self.owned),
+                "bias": split_along(0, shape[:1], self.spans, owned)}
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [tokens / (q d), in_features / q]."""
@@ -118,9 +119,9 @@ class _GridTable(nn.Module):
 class GridEmbedding(_GridTable):
     """Y = E[ids] on the grid: every rank looks up the ids it holds, and each column adds up.
 
-    ids: [tokens], the same on every rank. Y: [tokens / (q d), dim / q]. Per rank: weight [V_i, dim / q], where
-    V_1 + ... + V_q = num_embeddings and sizes differ by at most one. Forward is a reduce-scatter along the
-    column of the tokens of this depth; backward an all-gather, and the sum of the gradient over depth.
+    ids: [tokens], the same on every rank. Y: [tokens / (q d), dim / q]. Per rank: weight [V_i, dim / q],
+    where V_1 + ... + V_q = num_embeddings and sizes differ by at most one. Forward is a reduce-scatter, along
+    the column, of the tokens at this depth; backward an all-gather, and the gradient's sum over depth.
 
     Raises ValueError if q does not divide dim, or there are fewer embeddings than q; in forward, if q d does
     not divide the tokens, and for an id outside the vocabulary (on the CPU).
@@ -160,7 +161,8 @@ class GridHead(_GridTable):
     def forward(self, x: Tensor) -> Tensor:
         """x: [tokens / (q d), dim / q]."""
         check_block(x, self.dim, self.grid)
-        return multiply(x, self.weight, self.grid, abt, split_sizes(self.vocab_size, group_size(self.grid.rows)))
+        sizes = split_sizes(self.vocab_size, group_size(self.grid.rows))
+        return multiply(x, self.weight, self.grid, abt, sizes)
 
 
 def block(shape: Sequence[int], spans: Sequence[slice], columns: slice, grid: Grid,
@@ -191,5 +193,5 @@ def at_my_depth(x: Tensor, grid: Grid) -> Tensor:
     even_sizes(len(x), grid.tokens, f"a first dimension of {len(x)} tokens")
     if grid.depth is None:
         return x
-    shares = x.unflatten(0, (group_size(grid.rows), group_size(grid.depth), -1))  # [q, d, tokens / (q d), ...]
+    shares = x.unflatten(0, (group_size(grid.rows), group_size(grid.depth), -1))  # [q, d, n, ...]
     return shares[:, group_rank(grid.depth)].flatten(0, 1)
