@@ -34,7 +34,7 @@ class TwoD:
 
     def __init__(self, mesh: DeviceMesh, seed: int = 0) -> None:
         self.grid = Grid.of(mesh)
-        self.group = self.grid.ranks
+        self.group, self.batch_ranks = self.grid.ranks, group_size(self.grid.tokens)
         self.random = RandomStates(seed, self.group)
         self.batch_ranks = group_size(self.grid.tokens)
 
