@@ -61,7 +61,7 @@ def layer_of(mesh, whole, scatter, keep, leaving):
 
 
 def on_rank(mesh, whole, xs, grads, scatter, keep, leaving, wrong=None):
-    """For each step of SGD: Y, dX, the parameters' gradients and themselves; and what the whole layer says."""
+    """For each step of SGD: Y, dX, the parameters' gradients and themselves; and the whole layer's."""
     layer = layer_of(mesh, whole, scatter, keep, leaving)
     enter, leave = ("l", "j") if leaving else ("j", "l")
     outer, inner = ("i" + enter, "i" + leave) if scatter else ("i", "i")
@@ -158,14 +158,14 @@ def the_sum_for_all():
     (True, spoil(all_gather=first_of_the_region_names)), (True, spoil(copy_to_region=nothing_backward)),
     (False, spoil(all_gather=first_of_the_region_names)), (False, spoil(reduce_from_region=the_sum_for_all))])
 def test_the_usual_bugs_are_seen(eight, scatter, wrong):
-    """Weight's (and bias') gradient not summed over i; bias' not over l; dY summed where all have it whole."""
+    """Gradients not summed over i; the bias' not over l; dY summed where all have it whole."""
     check(eight, scatter, keep=True)
     with pytest.raises(AssertionError, match="not close"):
         check(eight, scatter, keep=True, wrong=wrong)
 
 
 def test_the_usual_bugs_by_how_much(eight):
-    """Of the bias' gradient each rank has its own tokens' part; with dY summed over l, all is twice as much."""
+    """Of the bias' gradient a rank has its tokens' part; with dY summed over l, all is twice as much."""
     def grads(mesh, scatter, wrong):
         torch.manual_seed(7)
         x, dy = torch.randn(8, 6, dtype=torch.float64), torch.randn(8, 10, dtype=torch.float64)
@@ -256,7 +256,8 @@ def test_the_sum_of_dx_is_under_way_while_dw_is_computed(eight):
                     names.append(name.strip("_"))
                 return func(*args, **(kwargs or {}))
 
-        names, layer = [], layer_of(mesh, nn.Linear(IN, OUT, False, dtype=torch.float64), scatter, keep, False)
+        names, whole = [], nn.Linear(IN, OUT, False, dtype=torch.float64)
+        layer = layer_of(mesh, whole, scatter, keep, False)
         x = torch.ones(TOKENS // 4 if scatter else TOKENS // 2, IN // 2, dtype=torch.float64)
         loss = layer(x.requires_grad_()).sum()
         with Calls():
@@ -273,7 +274,7 @@ def test_the_sum_of_dx_is_under_way_while_dw_is_computed(eight):
 
 
 def test_uneven_rows(eight):
-    """Blocks side by side, each split over j, and an odd number of rows over i: every piece lies where it says."""
+    """Blocks side by side, each split over j, and odd rows over i: every piece lies where it says."""
 
     def on_rank(mesh, whole):
         from tpcourse.layers.layout import block_spans
@@ -325,7 +326,8 @@ def test_errors_name_the_axis_both_numbers_and_the_way_out(eight):
         assert texts[0] == f"in_features=5 is not divisible by {of_l}; pad to 6 or use 1 or 5 ranks"
         assert texts[1] == ("a block of 1 rows of (2, 4) is less than the 2 ranks of mesh dimension 'i', and "
                             "each needs an entry; pad to 2 or use at most 1 ranks")
-        assert texts[2].startswith(f"weight has shape (3, 4), not ({2 if rank < 4 else 1}, 2) as this rank's ")
+        shape = (2 if rank < 4 else 1, 2)
+        assert texts[2].startswith(f"weight has shape (3, 4), not {shape} as this rank's part over storage ")
         assert texts[3:] == [f"x has shape {shape}, not (tokens, 2), for in_features=4 {over_l}; pass this "
                              "rank's features" for shape in ((2, 4), (2, 3, 2))]
 
@@ -338,5 +340,5 @@ def test_tokens_that_do_not_split_are_refused():
         return str(refused.value)
 
     assert set(tp.spawn(on_rank, mesh={"i": 1, "j": 2, "l": 3})) == {
-        "the number of tokens split over the 1 ranks of mesh dimension 'i', 2 each, is not divisible by the "
+        "the share of the 1 ranks of mesh dimension 'i', 2 tokens each, is not divisible by the "
         "3 ranks of mesh dimension 'l'; pad to 3 or use 2 ranks"}

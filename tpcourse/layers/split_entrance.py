@@ -11,15 +11,16 @@ from tpcourse.layers.layout import Layout, keep_own, split_along
 class _SplitEntrance(nn.Module):
     """What the two layers share: parameters split over `features`, their gradients summed over `tokens`."""
 
-    def __init__(self, features: Group, tokens: Group, dims: dict[str, int], whole: nn.Module) -> None:
+    def __init__(self, features: Group, tokens: Group, copies: Group | None, dims: dict[str, int],
+                 whole: nn.Module) -> None:
         super().__init__()
-        self.features, self.tokens = features, tokens
+        self.features, self.tokens, self.copies = features, tokens, copies or tokens
         self.dims, self.shapes = dims, {name: tuple(p.shape) for name, p in whole.named_parameters()}
         keep_own(self, self.layouts(), whole)
 
     def layouts(self) -> dict[str, Layout]:
-        """Which features' parameters this rank holds; of the ranks with other tokens the first owns them."""
-        first = group_rank(self.tokens) == 0
+        """Which features' parameters this rank holds; of those that hold the same the first owns them."""
+        first = group_rank(self.copies) == 0
         own = {name: my_slice(self.shapes[name][dim], self.features) for name, dim in self.dims.items()}
         return {name: split_along(dim, self.shapes[name], [own[name]], [first])
                 for name, dim in self.dims.items()}
@@ -39,14 +40,17 @@ class SplitInput(_SplitEntrance):
 
     X: [n, ..., in_features], the same on every rank. Y: [n / T, ..., out_features / P] of the T ranks of
     `tokens` and the P of `features`. Per rank: weight [out_features / P, in_features], bias
-    [out_features / P], the same on all of `tokens`, over which backward sums their gradients.
+    [out_features / P], the same on all of `tokens`, over which backward sums their gradients. `copies`: all
+    ranks that hold the same parameters, if more do than those of `tokens`.
 
     Raises ValueError if P does not divide out_features; in forward, if T does not divide n.
     """
 
-    def __init__(self, in_features: int, out_features: int, features: Group, tokens: Group) -> None:
+    def __init__(self, in_features: int, out_features: int, features: Group, tokens: Group,
+                 copies: Group | None = None) -> None:
         even_sizes(out_features, features, f"out_features={out_features}")
-        super().__init__(features, tokens, {"weight": 0, "bias": 0}, nn.Linear(in_features, out_features))
+        whole = nn.Linear(in_features, out_features)
+        super().__init__(features, tokens, copies, {"weight": 0, "bias": 0}, whole)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [n, ..., in_features], the same on every rank."""
@@ -59,14 +63,16 @@ class SplitEmbedding(_SplitEntrance):
 
     ids: [n, ...], the same on every rank. Y: [n / T, ..., embedding_dim / P] of the T ranks of `tokens` and
     the P of `features`. Per rank: weight [num_embeddings, embedding_dim / P], the same on all of `tokens`,
-    over which backward sums its gradient.
+    over which backward sums its gradient. `copies`: as in `SplitInput`.
 
     Raises ValueError if P does not divide embedding_dim; in forward, if T does not divide n.
     """
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, features: Group, tokens: Group) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, features: Group, tokens: Group,
+                 copies: Group | None = None) -> None:
         even_sizes(embedding_dim, features, f"embedding_dim={embedding_dim}")
-        super().__init__(features, tokens, {"weight": 1}, nn.Embedding(num_embeddings, embedding_dim))
+        whole = nn.Embedding(num_embeddings, embedding_dim)
+        super().__init__(features, tokens, copies, {"weight": 1}, whole)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: [n, ...], int64 or int32, the same on every rank."""

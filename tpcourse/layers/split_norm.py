@@ -14,17 +14,18 @@ from tpcourse.layers.layout import Layout, split_along
 class _SplitNorm(nn.Module):
     """What the two norms share: parameters over `features`, their gradients summed over `tokens`."""
 
-    def __init__(self, dim: int, features: Group, tokens: Group | None, eps: float, dtype: torch.dtype | None,
-                 centred: bool) -> None:
+    def __init__(self, dim: int, features: Group, tokens: Group | None, copies: Group | None, eps: float,
+                 dtype: torch.dtype | None, centred: bool) -> None:
         super().__init__()
         own = even_sizes(dim, features, f"dim={dim}")[0]
         self.dim, self.features, self.tokens, self.eps = dim, features, tokens, eps
+        self.copies = copies or tokens
         self.weight = nn.Parameter(torch.ones(own, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(torch.zeros(own, dtype=dtype)) if centred else None)
 
     def layouts(self) -> dict[str, Layout]:
-        """Which features' parameters this rank holds; of the ranks with other tokens the first owns them."""
-        owned = self.tokens is None or group_rank(self.tokens) == 0
+        """Which features' parameters this rank holds; of those that hold the same the first owns them."""
+        owned = self.copies is None or group_rank(self.copies) == 0
         own = split_along(0, (self.dim,), [my_slice(self.dim, self.features)], [owned])
         return {"weight": own} if self.bias is None else {"weight": own, "bias": own}
 
@@ -55,7 +56,8 @@ class SplitLayerNorm(_SplitNorm):
     """Y = (X - mean(X)) / sqrt(var(X) + eps) w + b over features that are split over P ranks.
 
     X, Y: [..., dim / P], this rank's features of the same tokens on all ranks of `features`; the ranks of
-    `tokens`, if given, hold other tokens. Per rank: weight and bias [dim / P], of its features.
+    `tokens`, if given, hold other tokens. Per rank: weight and bias [dim / P], of its features. `copies`: all
+    ranks that hold the same parameters, if more do than those of `tokens`.
 
     Forward is one all-gather: each rank's mean and variance, put together as Chan et al. do, so that nothing
     cancels where the mean is large. Backward is one all-reduce of two numbers a token,
@@ -67,9 +69,9 @@ class SplitLayerNorm(_SplitNorm):
     "Updating formulae and a pairwise algorithm for computing sample variances", 1979, equation 2.1.
     """
 
-    def __init__(self, dim: int, features: Group, tokens: Group | None = None, *, eps: float = 1e-5,
-                 dtype: torch.dtype | None = None) -> None:
-        super().__init__(dim, features, tokens, eps, dtype, centred=True)
+    def __init__(self, dim: int, features: Group, tokens: Group | None = None, *,
+                 copies: Group | None = None, eps: float = 1e-5, dtype: torch.dtype | None = None) -> None:
+        super().__init__(dim, features, tokens, copies, eps, dtype, centred=True)
 
 
 class SplitRMSNorm(_SplitNorm):
@@ -82,9 +84,9 @@ class SplitRMSNorm(_SplitNorm):
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, equation 4.
     """
 
-    def __init__(self, dim: int, features: Group, tokens: Group | None = None, *, eps: float = 1e-5,
-                 dtype: torch.dtype | None = None) -> None:
-        super().__init__(dim, features, tokens, eps, dtype, centred=False)
+    def __init__(self, dim: int, features: Group, tokens: Group | None = None, *,
+                 copies: Group | None = None, eps: float = 1e-5, dtype: torch.dtype | None = None) -> None:
+        super().__init__(dim, features, tokens, copies, eps, dtype, centred=False)
 
 
 class _Normalize(torch.autograd.Function):

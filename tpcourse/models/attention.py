@@ -38,6 +38,7 @@ class Attention(nn.Module):
         self.proj = scheme.leaving_linear(dim, dim, bias)
         self.heads, self.kv_heads = scheme.local_heads(num_heads, num_kv_heads)
         self.dropout, self.random = scheme.dropout(dropout, inner=True), scheme.random
+        self.batch_ranks = scheme.batch_ranks
         self.causal, self.rotary, self.core, self.recompute_core = causal, rotary, core, recompute_core
 
     def forward(self, x: Tensor, sequence: int) -> Tensor:
@@ -50,6 +51,9 @@ class Attention(nn.Module):
         return self.proj(rearrange(y, "b h s d -> (b s) (h d)"))
 
     def _heads(self, qkv: Tensor, sequence: int) -> list[Tensor]:
+        if len(qkv) % sequence:
+            raise ValueError(f"{len(qkv)} tokens on a rank are not whole sequences of {sequence}; pass a batch "
+                             f"that is divisible by the {self.batch_ranks} ranks it is split over")
         sizes = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
         return [rearrange(part, "(b s) (h d) -> b h s d", s=sequence, d=self.head_dim)
                 for part in qkv.split(sizes, -1)]

@@ -61,14 +61,16 @@ def generate(model: GPT, ids: Tensor, count: int, temperature: float = 1.0, seed
     """`ids` [sequence], the same on every rank, with `count` more, drawn one by one; all ranks draw the same.
 
     The window always has `context` places, those behind the last id filled with zeros that no query sees: so
-    with sequence parallelism it is `context` that must divide by the ranks, not each length on the way.
+    with sequence parallelism it is `context` that must divide by the ranks, not each length on the way. Where a
+    scheme splits the batch, each of those ranks computes the same window.
     """
     generator, training = torch.Generator().manual_seed(seed), model.training
     model.eval()
     for _ in range(count):
         window = ids[-model.context:]
         padded = torch.nn.functional.pad(window, (0, model.context - len(window)))
-        logits = model.scheme.gather_logits(model(padded[None]), model.vocab_size)[len(window) - 1]
+        logits = model(padded.expand(model.scheme.batch_ranks, -1))
+        logits = model.scheme.gather_logits(logits, model.vocab_size)[len(window) - 1]
         likely = (logits.float().cpu() / temperature).softmax(-1)
         ids = torch.cat([ids, torch.multinomial(likely, 1, generator=generator).to(ids.device)])
     model.train(training)

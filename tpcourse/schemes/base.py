@@ -23,6 +23,7 @@ class Scheme(Protocol):
 
     group: Group | None  # all ranks that hold a part of the model; None: one process
     random: RandomStates  # where dropout draws from
+    batch_ranks: int  # over how many ranks the inner layout splits tokens: they must divide the batch
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
                         stride: int | Sequence[int] = 1) -> nn.Module:

@@ -201,7 +201,7 @@ def stored(shape: Sequence[int], spans: Sequence[slice], owned: Sequence[bool], 
 
 def check_leaving(tokens: int, axes: Axes) -> None:
     """Raises ValueError if a rank of `storage` has tokens that do not split over `leave`."""
-    even_sizes(tokens, axes.leave, f"the number of tokens split over {describe(axes.storage)}, {tokens} each,")
+    even_sizes(tokens, axes.leave, f"the share of {describe(axes.storage)}, {tokens} tokens each,")
 
 
 def describe_axes(axes: Axes) -> str:

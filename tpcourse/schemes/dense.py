@@ -18,7 +18,7 @@ class Dense:
     `seed` is that of dropout. On several ranks each would hold and compute the whole model.
     """
 
-    group = None
+    group, batch_ranks = None, 1
 
     def __init__(self, seed: int = 0) -> None:
         self.random = RandomStates(seed, None)

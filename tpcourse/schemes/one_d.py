@@ -25,6 +25,8 @@ class OneD:
     (arXiv:2205.05198), section 4.2.
     """
 
+    batch_ranks = 1
+
     def __init__(self, group: Group, sequence_parallel: bool = False, seed: int = 0) -> None:
         self.group, self.sequence_parallel = group, sequence_parallel
         self.random = RandomStates(seed, group)

@@ -6,15 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcourse.comm import (Group, RandomStates, copy_to_region, describe, even_sizes, gather_from_region,
-                           group_rank, group_size, my_slice, reduce_from_region, split_sizes)
+from tpcourse.comm import (Group, RandomStates, describe, even_sizes, gather_from_region, group_rank,
+                           group_size, my_slice, reduce_from_region, split_sizes)
 from tpcourse.layers import Dropout, vocab_parallel_cross_entropy
 from tpcourse.layers.column import _blocks as blocks_of
-from tpcourse.layers.layout import Layout, block_spans, keep_own, split_along
+from tpcourse.layers.layout import Layout, block_spans, keep_own
 from tpcourse.layers.qkv import _check as check_heads
 from tpcourse.layers.qkv import _my_heads as my_heads
 from tpcourse.layers.qkv import _ranks_of_my_kv_head as ranks_of_my_kv_head
 from tpcourse.layers.qkv import _SumCopies as SumCopies
+from tpcourse.layers.split_entrance import SplitEmbedding, SplitInput
 from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
 from tpcourse.layers.vocabulary import check_ids, locate, own_entries
 from tpcourse.schemes.cube import (Axes, CubeLinear, check_leaving, cube_linear, gather_stored, leave_tokens,
@@ -61,11 +62,14 @@ class ThreeD:
         self.group = _join(mesh, names)
         over_ij, over_il = _join(mesh, (i, j)), _join(mesh, (i, l))
         if scatter:
-            self.outer_tokens, self.inner_tokens = over_ij, over_il
+            outer_tokens, self.inner_tokens = over_ij, over_il
             self.random = RandomStates(seed, self.group)
         else:  # an outer activation has a shard for each (i, l), an inner one for each (i, j)
-            self.outer_tokens = self.inner_tokens = mesh[i]
+            outer_tokens = self.inner_tokens = mesh[i]
             self.random = RandomStates(seed, over_ij, shards=over_il)
+        self.batch_ranks = group_size(self.inner_tokens)
+        # What norms and the entrance are told: features, tokens, and who holds the same parameters.
+        self._outer = {"features": mesh[l], "tokens": outer_tokens, "copies": over_ij}
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
                         stride: int | Sequence[int] = 1) -> nn.Module:
@@ -88,13 +92,13 @@ class ThreeD:
         return CubeEmbedding(num_embeddings, dim, self.leaving)
 
     def position_embedding(self, num_positions: int, dim: int) -> nn.Module:
-        return SplitEmbedding(num_positions, dim, self.entering.leave, self.outer_tokens)
+        return SplitEmbedding(num_positions, dim, **self._outer)
 
     def input_linear(self, in_features: int, out_features: int) -> nn.Module:
-        return SplitInput(in_features, out_features, self.entering.leave, self.outer_tokens)
+        return SplitInput(in_features, out_features, **self._outer)
 
     def norm(self, dim: int, kind: str) -> nn.Module:
-        return NORMS[kind](dim, self.entering.leave, self.outer_tokens)
+        return NORMS[kind](dim, **self._outer)
 
     def dropout(self, p: float, inner: bool) -> nn.Module:
         return Dropout(p, self.random, sharded=inner or self.entering.scatter)
@@ -185,7 +189,8 @@ class CubeEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """ids: [tokens], int64 or int32, the same on every rank."""
         check_ids(ids, self.num_embeddings, "ids")
-        ids = ids[_own_tokens(ids, self.axes.storage)]  # [tokens / i]
+        even_sizes(len(ids), self.axes.storage, f"a first dimension of {len(ids)} tokens")
+        ids = ids[my_slice(len(ids), self.axes.storage)]  # [tokens / i]
         if self.axes.scatter:
             check_leaving(len(ids), self.axes)
         local, elsewhere = locate(ids, self.own)
@@ -194,60 +199,3 @@ class CubeEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings} embeddings of {self.dim} over {describe(self.axes.leave)}"
-
-
-class SplitEmbedding(nn.Module):
-    """Y = E[ids] for a small table, such as positions: features over `features`, tokens over `tokens`.
-
-    ids: [n], the same on every rank. Y: [n / T, dim / P], this rank's tokens and features. Per rank: weight
-    [num_embeddings, dim / P]; backward sums its gradient over the T ranks of `tokens`.
-    Raises ValueError if P does not divide dim, or in forward T the tokens.
-    """
-
-    def __init__(self, num_embeddings: int, dim: int, features: Group, tokens: Group) -> None:
-        super().__init__()
-        even_sizes(dim, features, f"dim={dim}")
-        self.shape, self.features, self.tokens = (num_embeddings, dim), features, tokens
-        keep_own(self, self.layouts(), nn.Embedding(num_embeddings, dim))
-
-    def layouts(self) -> dict[str, Layout]:
-        """Which columns of the table this rank holds; of the ranks with other tokens the first owns them."""
-        columns = my_slice(self.shape[1], self.features)
-        return {"weight": split_along(1, self.shape, [columns], [group_rank(self.tokens) == 0])}
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """ids: [n], the same on every rank."""
-        return F.embedding(ids[_own_tokens(ids, self.tokens)], copy_to_region(self.weight, self.tokens))
-
-
-class SplitInput(nn.Module):
-    """Y = X W^T + b for data that every rank holds: features over `features`, tokens over `tokens`.
-
-    X: [n, in_features], the same on every rank; no gradient goes back to it. Y: [n / T, out_features / P],
-    this rank's tokens and features. Per rank: weight [out_features / P, in_features], bias
-    [out_features / P]; backward sums their gradients over the T ranks of `tokens`.
-    Raises ValueError if P does not divide out_features, or in forward T the tokens.
-    """
-
-    def __init__(self, in_features: int, out_features: int, features: Group, tokens: Group) -> None:
-        super().__init__()
-        even_sizes(out_features, features, f"out_features={out_features}")
-        self.shape, self.features, self.tokens = (out_features, in_features), features, tokens
-        keep_own(self, self.layouts(), nn.Linear(in_features, out_features))
-
-    def layouts(self) -> dict[str, Layout]:
-        """Which rows this rank holds; of the ranks with other tokens the first owns them."""
-        rows, owned = [my_slice(self.shape[0], self.features)], [group_rank(self.tokens) == 0]
-        return {"weight": split_along(0, self.shape, rows, owned),
-                "bias": split_along(0, self.shape[:1], rows, owned)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [n, in_features], the same on every rank."""
-        weight, bias = (copy_to_region(p, self.tokens) for p in (self.weight, self.bias))
-        return F.linear(x[_own_tokens(x, self.tokens)].detach(), weight, bias)
-
-
-def _own_tokens(x: Tensor, group: Group) -> slice:
-    """Which of the tokens are this rank's; ValueError if they do not split over the group."""
-    even_sizes(len(x), group, f"the number of tokens, {len(x)},")
-    return my_slice(len(x), group)
