@@ -83,3 +83,13 @@ def test_on_meta_tensors():
     with torch.device("meta"):
         states = RandomStates(3, None)
     assert states.sharded.device.type == "cpu"
+
+
+def test_replicated_along_one_dimension_only(square):
+    """With `shards`, ranks at different places along dp do not repeat each other's masks."""
+
+    def both_dimensions(mesh):
+        return draws(RandomStates(3, mesh["tp"], mesh["dp"]))[0]
+
+    a, b, c, d = square.run(both_dimensions)
+    assert torch.equal(a, b) and torch.equal(c, d) and not torch.equal(a, c)
