@@ -222,25 +222,30 @@ def test_training_against_the_whole_model(world):
 
 
 def test_what_column_then_row_send(world):
-    """Forward a gather and a scatter of the stream; backward the same, the gather again for dW, and db."""
+    """Forward a gather and a scatter of the stream; backward the same, and the gather again for dW.
 
-    def on_rank(mesh, hidden):
+    db needs none: dY of all tokens is there. A bias kept back for a later kernel has to send it.
+    """
+
+    def on_rank(mesh, hidden, skip_bias_add):
         from tpcourse.layers import ColumnParallelLinear, RowParallelLinear
 
         enter = ColumnParallelLinear(IN, hidden, mesh["tp"], sequence_parallel=True)
-        leave = RowParallelLinear(hidden, IN, mesh["tp"], sequence_parallel=True)
+        leave = RowParallelLinear(hidden, IN, mesh["tp"], skip_bias_add=skip_bias_add, sequence_parallel=True)
         with tp.ledger(mesh) as book:
-            leave(enter(torch.ones(2, IN, requires_grad=True))).sum().backward()
+            y = leave(enter(torch.ones(2, IN, requires_grad=True)))
+            (sum(y) if skip_bias_add else y).sum().backward()
         return book
 
     p, stream = world.size, 2 * world.size * IN * 4
     calls = [("all_gather", stream, "forward"), ("reduce_scatter", stream, "forward"),
              ("all_gather", stream, "backward"),  # of dY, the row layer's
              ("all_gather", stream, "backward"),  # of X, again
-             ("reduce_scatter", stream, "backward"), ("all_reduce", IN * 4, "backward")]
-    rows = [Row(op, "tp", p, 1, size, wire_bytes(op, size, p), phase) for op, size, phase in calls]
-    for book in world.run(on_rank, HIDDEN[p]):
-        assert book == Table(rows if p > 1 else []), book
+             ("reduce_scatter", stream, "backward")]
+    for skip_bias_add, more in ((False, []), (True, [("all_reduce", IN * 4, "backward")])):
+        rows = [Row(op, "tp", p, 1, size, wire_bytes(op, size, p), phase) for op, size, phase in calls + more]
+        for book in world.run(on_rank, HIDDEN[p], skip_bias_add):
+            assert book == Table(rows if p > 1 else []), book
 
 
 def test_what_the_embedding_sends(world):

@@ -5,9 +5,10 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from tpcourse.comm import (Group, copy_to_region, describe, even_sizes, my_slice, reduce_from_region,
-                           reduce_scatter, scatter_to_region)
+from tpcourse.comm import (Group, copy_to_region, describe, even_sizes, group_size, my_slice, raw,
+                           reduce_from_region, reduce_scatter, scatter_to_region)
 from tpcourse.layers.layout import Layout, keep_own, replicated, split_along
 from tpcourse.layers.linear import check_tokens
 
@@ -65,10 +66,11 @@ class RowParallelLinear(nn.Module):
             x = scatter_to_region(x, self.group, -1)  # [..., in / P]
         y = F.linear(x, self.weight)  # [..., out], a part of the sum
         bias = self.bias
+        if self.sequence_parallel and bias is not None and not self.skip_bias_add:
+            return _scatter_and_add(y, bias, self.group)  # [tokens / P, ..., out]
         if self.sequence_parallel:
             y = reduce_scatter(y, self.group, 0)  # [tokens / P, ..., out]
-            if bias is not None:
-                bias = copy_to_region(bias, self.group)  # each rank's tokens give a part of db
+            bias = None if bias is None else copy_to_region(bias, self.group)  # tokens of others give db too
         else:
             y = reduce_from_region(y, self.group)
         if self.skip_bias_add:
@@ -88,3 +90,25 @@ class RowParallelLinear(nn.Module):
     def extra_repr(self) -> str:
         return (f"{self.in_features} to {self.out_features} features, bias={self.bias is not None}, "
                 f"input_is_parallel={self.input_is_parallel}, over {describe(self.group)}")
+
+
+def _scatter_and_add(y: Tensor, bias: Tensor, group: Group) -> Tensor:
+    """reduce_scatter(y) + b: with b's gradient from the gathered dY, which backward needs for y in any case.
+
+    y: [tokens, ..., out]. Result: [tokens / P, ..., out]. db needs no message of its own.
+    """
+    return y + bias if group_size(group) == 1 else _ScatterAndAdd.apply(y, bias, group)
+
+
+class _ScatterAndAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, bias, group):
+        ctx.group, ctx.dtype, ctx.bias_dtype = group, y.dtype, bias.dtype
+        return raw.reduce_scatter(y, group, 0) + bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        grad = raw.all_gather(grad.to(ctx.dtype), ctx.group, 0)  # [tokens, ..., out]
+        db = grad.flatten(0, -2).sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[1] else None
+        return grad, db, None
