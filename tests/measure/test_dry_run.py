@@ -6,7 +6,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tpcourse.measure import ledger, saved_activations
+import tpcourse as tp
+from tpcourse.measure import dry_run, ledger, saved_activations
 
 
 @pytest.fixture
@@ -69,3 +70,59 @@ def test_uneven_lists(fake_mesh):
         ("all_to_all", 6 * 16, 5 * 16),
         ("all_gather", 6 * 16, 4 * 16),
     ]
+
+
+def gpt_step(mesh, sequence_parallel, recompute, batch, sizes):
+    """One step of a GPT; without a clause about values, so that it runs dry."""
+    from tpcourse.models import GPT
+    from tpcourse.schemes import OneD
+
+    model = GPT(OneD(mesh["tp"], sequence_parallel), **sizes, recompute=recompute, dropout=0.1).to(torch.bfloat16)
+    ids = torch.zeros(batch, sizes["context"], dtype=torch.long)
+    model.loss(ids, ids).backward()
+    return sum(p.numel() for p in model.parameters())
+
+
+def real_step(mesh, step, *args):
+    with ledger(mesh) as book, saved_activations() as mem:
+        value = step(mesh, *args)
+    return book, mem, value
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_gpt_runs_dry_as_on_real_ranks(two, sequence_parallel, recompute):
+    """Message by message. Of the kept bytes only the norms' statistics differ: meta keeps them in float32."""
+    sizes = dict(vocab_size=12, context=6, dim=8, num_layers=2, num_heads=4)
+    args = (sequence_parallel, recompute, 2, sizes)
+    book, mem, value = two.run(real_step, gpt_step, *args)[0]
+    dry = dry_run(gpt_step, *args, mesh={"tp": 2})
+    tokens = 12 // (2 if sequence_parallel else 1)
+    norms = 5 if recompute != "full" else 1
+    assert dry.book.calls == book.calls and len(book.calls) > 10 and dry.value == value
+    assert dry.activations.bytes - mem.bytes == norms * tokens * 2 * (4 - 2)
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_layer_of_gpt3_on_4096_ranks():
+    """Two all-reduces forward and two backward of s b h numbers in 16 bit, and those of embedding and head."""
+    sizes = dict(vocab_size=51200, context=2048, dim=12288, num_layers=1, num_heads=96)
+    dry = tp.dry_run(gpt_step, False, "none", 1, sizes, mesh={"dp": 512, "tp": 8})
+    message = 2048 * 12288 * 2
+    rows = {phase: dry.book.total("message_bytes", op="all_reduce", dim="tp", phase=phase)
+            for phase in ("forward", "backward")}
+    loss = 2048 * 4 * 3  # greatest logit; sum of exponentials and target's logit: in float32
+    assert rows == {"forward": 3 * message + loss, "backward": 3 * message}
+
+
+def test_refuses_what_cannot_be(two):
+    def inside(mesh):
+        with pytest.raises(RuntimeError, match="real process group"):
+            dry_run(print, mesh={"tp": 2})
+
+    with pytest.raises(ValueError, match="rank 4 is not one of the 4 ranks"):
+        dry_run(print, mesh={"dp": 2, "tp": 2}, rank=4)
+    two.run(inside)
+    with pytest.raises(ZeroDivisionError):
+        dry_run(lambda mesh: 1 / 0, mesh={"tp": 2})
+    assert not torch.distributed.is_initialized()

@@ -23,9 +23,11 @@ def initialize_(model: nn.Module, group: Group | None, layers: int, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     parameters = dict(model.named_parameters())
     for name, layout in model_layouts(model, group).items():
+        if parameters[name].is_meta:
+            continue  # it has no numbers, and drawing those of a large model takes minutes
         if len(layout.shape) > 1:
             scale = std / (2 * layers) ** 0.5 if name.endswith(LEAVES) else std
-            whole = torch.empty(layout.shape, dtype=torch.float32, device="cpu").normal_(0, scale, generator=generator)
-            parameters[name].copy_(layout.take(whole))
+            whole = torch.empty(layout.shape, dtype=torch.float32, device="cpu")
+            parameters[name].copy_(layout.take(whole.normal_(0, scale, generator=generator)))
         elif name.endswith("bias"):
             parameters[name].zero_()
