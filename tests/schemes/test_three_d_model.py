@@ -33,16 +33,17 @@ def eight():
         yield world
 
 
-def steps(model, inputs, targets):
-    """Steps of SGD with momentum: the losses, the first gradients, the last weights."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+def steps(model, inputs, targets, lr=0.5):
+    """Steps of SGD, by hand as torch.optim takes seconds to import: losses, first gradients, last weights."""
     losses, first = [], None
     for x, target in zip(inputs, targets):
         loss = model.loss(x, target)
-        optimizer.zero_grad()
         loss.backward()
         first = first or {name: p.grad.clone() for name, p in model.named_parameters()}
-        optimizer.step()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= lr * parameter.grad
+                parameter.grad = None
         losses.append(loss.item())
     return losses, first, {name: p.detach() for name, p in model.named_parameters()}
 
@@ -106,3 +107,37 @@ def test_two_layers(eight):
 def test_vit(cube):
     images, classes = torch.randn(STEPS, BATCH, 3, 6, 6, dtype=torch.float64), torch.randint(7, (STEPS, BATCH))
     compare(cube, "ViT", VIT_SIZES, DESIGNS[:1] if cube.size > 4 else DESIGNS[2:3], list(images), list(classes))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_one_by_p_by_one_is_one_dimensional(ranks):
+    """To the bit, and message for message: Megatron's layers, with and without sequence parallelism."""
+
+    def on_rank(mesh, make, leave, sizes, inputs, targets):
+        from tpcourse import models
+        from tpcourse.schemes import OneD, ThreeD
+
+        outs = []
+        for scheme in (OneD(mesh["j"], leave == "reduce_scatter", seed=4), ThreeD(mesh, leave, False, seed=4)):
+            model = getattr(models, make)(scheme, **sizes).double()
+            with tp.ledger(mesh) as book:
+                outs.append((*steps(model, inputs, targets), scheme.random.get_state()[1]))
+            outs[-1] += (book.rows,)
+        return outs
+
+    with tp.World(mesh={"i": 1, "j": ranks, "l": 1}) as world:
+        for leave in ("reduce_scatter", "all_reduce"):
+            for options in GPTS.values():
+                sizes = GPT_SIZES | options | {"dropout": 0.2}
+                for theirs, ours in world.run(on_rank, "GPT", leave, sizes, *text()):
+                    equal_to_the_bit(ours, theirs)
+
+
+def equal_to_the_bit(ours, theirs):
+    assert ours[0] == theirs[0]
+    for mine, other in zip(ours[1:3], theirs[1:3]):
+        assert set(mine) == set(other)
+        for name in mine:
+            assert torch.equal(mine[name], other[name]), name
+    assert torch.equal(ours[3], theirs[3])
+    assert Table(ours[4]) == Table(theirs[4]), Table(ours[4]) - Table(theirs[4])

@@ -51,12 +51,17 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., dim]."""
         (weight,) = _enter(self, self.weight)
-        if x.is_cuda:  # one kernel there; elsewhere torch composes it of many, which keep X twice in float32
-            return F.rms_norm(x, self.normalized_shape, weight, self.eps)
-        return _RootMeanSquare.apply(x, weight, self.eps)
+        return rms_norm(x, weight, self.eps)
 
     def extra_repr(self) -> str:
         return _describe(self)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """X / sqrt(mean(X^2) + eps) w over the last dimension; X and one number a token are kept for backward."""
+    if x.is_cuda:  # one kernel there; elsewhere torch composes it of many, which keep X twice in float32
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return _RootMeanSquare.apply(x, weight, eps)
 
 
 class _RootMeanSquare(torch.autograd.Function):

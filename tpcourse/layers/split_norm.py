@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from tpcourse.comm import (Group, copy_to_region, describe, even_sizes, group_of, group_rank, group_size,
                            my_slice, raw)
 from tpcourse.layers.layout import Layout, split_along
+from tpcourse.layers.norm import rms_norm
 
 
 class _SplitNorm(nn.Module):
@@ -35,7 +36,7 @@ class _SplitNorm(nn.Module):
         if group_size(self.features) > 1:
             return _Normalize.apply(x, weight, bias, self.features, self.eps)
         if bias is None:
-            return F.rms_norm(x, (self.dim,), weight, self.eps)
+            return rms_norm(x, weight, self.eps)
         return F.layer_norm(x, (self.dim,), weight, bias, self.eps)
 
     def _enter(self) -> tuple[Tensor, Tensor | None]:

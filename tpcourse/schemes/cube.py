@@ -15,6 +15,7 @@ from tpcourse.layers.layout import Layout, Piece, check_shared, keep_own
 from tpcourse.layers.linear import _autocast as autocast
 from tpcourse.layers.linear import _start_gather as start_gather
 from tpcourse.layers.linear import _start_sum as start_sum
+from tpcourse.layers.row import _scatter_and_add as scatter_and_add
 from tpcourse.layers.vocabulary import own_entries
 
 
@@ -71,12 +72,13 @@ def cube_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axes: Axes, rows
     Source: Bian et al. 2021, arXiv:2105.14450, section 3.
     """
     x, weight, bias = autocast(x, weight, bias)
-    if bias is not None:
-        bias = gather_stored(bias, axes, rows)  # [out / j]
-        bias = copy_to_region(bias, axes.leave) if axes.scatter else bias  # other tokens on each rank
+    bias = None if bias is None else gather_stored(bias, axes, rows)  # [out / j]
     if group_size(axes.leave) == 1:
         return _Product.apply(x, weight, bias, axes, rows)
-    y = leave_tokens(_Product.apply(x, weight, None, axes, rows), axes)  # [tokens / (i l), out / j]
+    y = _Product.apply(x, weight, None, axes, rows)  # [tokens / i, out / j], a part of the sum over l
+    if axes.scatter and bias is not None:
+        return scatter_and_add(y, bias, axes.leave)  # [tokens / (i l), out / j]
+    y = leave_tokens(y, axes)
     return y if bias is None else y + bias
 
 
