@@ -10,13 +10,14 @@ from tpcourse.grade.notebook import source
 @dataclass(frozen=True)
 class Wrong:
     """``changes``: pairs (old, new) made in the reference cell of ``task``; ``says``: what the verdict must
-    contain.
+    contain; ``ranks``: on how many.
     """
 
     task: str
     mistake: str
     says: str
     changes: tuple[tuple[str, str], ...]
+    ranks: int = 3
 
 
 def whole(body: str) -> tuple[tuple[str, str], ...]:

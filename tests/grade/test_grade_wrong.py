@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import grade_answers
+import grade_answers_attention
 import grade_answers_row
 import grade_answers_vocabulary
 import pytest
@@ -12,8 +13,8 @@ from grade_answers import Wrong, cell_of, with_cell
 from tpcourse.grade.grading import Submission
 from tpcourse.grade.tasks import TASKS
 
-RANKS = 3
-WRONG = [*grade_answers.WRONG, *grade_answers_row.WRONG, *grade_answers_vocabulary.WRONG]
+MODULES = (grade_answers, grade_answers_row, grade_answers_vocabulary, grade_answers_attention)
+WRONG = [wrong for module in MODULES for wrong in module.WRONG]
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda w: f"{w.task}: {w.mistake}")
@@ -24,7 +25,7 @@ def test_fails_for_the_right_reason(wrong: Wrong, sources):
         assert old == "*" or old in text
         text = new if old == "*" else text.replace(old, new)
     submission = Submission(
-        with_cell(notebook, wrong.task, text), [replace(graded, ranks=(RANKS,))], seed=1, seconds=10
+        with_cell(notebook, wrong.task, text), [replace(graded, ranks=(wrong.ranks,))], seed=1, seconds=10
     )
     [result] = submission.results()
     assert not result.passed and result.points == 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpcourse.grade import column, ring, row, vocabulary
+from tpcourse.grade import attention, column, ring, row, vocabulary
 from tpcourse.grade.case import Case
 
 
@@ -32,6 +32,9 @@ TASKS = {
         Task("vocab_parallel_embedding", vocabulary.embedding),
         Task("vocab_parallel_cross_entropy", vocabulary.cross_entropy),
         Task("VocabParallelCrossEntropy", vocabulary.cross_entropy_function),
+        Task("shard_qkv", attention.shard_qkv),
+        Task("ParallelAttention", attention.module),
+        Task("kv_gradient", attention.kv_gradient),
     )
 }
 
