@@ -141,3 +141,142 @@ def equal_to_the_bit(ours, theirs):
             assert torch.equal(mine[name], other[name]), name
     assert torch.equal(ours[3], theirs[3])
     assert Table(ours[4]) == Table(theirs[4]), Table(ours[4]) - Table(theirs[4])
+
+
+def test_p_by_one_by_one_is_fully_sharded(two):
+    """PyTorch's fully_shard: the same losses, and as many bytes on the wire in a step.
+
+    Where weights are gathered again in backward, fully_shard gathers all parameters, we what backward needs:
+    not the embedding's table, positions, biases, and the norms' parameters, which we do not split.
+    """
+
+    def on_rank(mesh, sizes, again, inputs, targets):
+        import torch.distributed as dist
+        from torch.distributed.fsdp import fully_shard
+
+        from tpcourse import models
+        from tpcourse.comm import my_slice
+        from tpcourse.schemes import Dense, ThreeD
+
+        cube = dist.init_device_mesh("cpu", (2, 1, 1), mesh_dim_names=("i", "j", "l"))
+        ours = models.GPT(ThreeD(cube, keep_gathered=not again), **sizes).double()
+        theirs = models.GPT(Dense(), **sizes).double()
+        unneeded = sum(p.numel() for name, p in theirs.named_parameters()
+                       if p.dim() == 1 or name in ("embedding.weight", "positions.weight"))
+        for module in (*theirs.blocks, theirs):
+            fully_shard(module, mesh=cube["i"], reshard_after_forward=again)
+        own, loss = my_slice(BATCH, cube["i"]), theirs.loss
+        theirs.loss = lambda x, target: mean_over_ranks(loss(x[own], target[own]), dist)
+        outs = []
+        for model in (ours, theirs):
+            with tp.ledger() as book:
+                outs.append(steps(model, inputs, targets)[0])
+            outs.append(book.total("wire_bytes"))
+        return *outs, unneeded
+
+    inputs, targets = text()
+    targets = [target.masked_fill(target == -100, 1) for target in targets]  # as many on every rank
+    sizes = GPT_SIZES | {"vocab_size": 12, "context": 4, "tied": False, "num_layers": 2}
+    for again in (False, True):
+        for ours, sent, theirs, they_sent, unneeded in two.run(on_rank, sizes, again, inputs, targets):
+            assert_close(ours, theirs, rtol=1e-12, atol=0)
+            assert they_sent - sent == again * STEPS * wire_bytes("all_gather", unneeded * 8, 2)
+
+
+def mean_over_ranks(loss, dist):
+    """The loss of a rank's tokens, as part of the mean that is reported."""
+    mean = loss.detach().clone()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    return loss + (mean - loss).detach()
+
+
+def test_dropout_masks(eight):
+    """Equal where ranks hold the same activation, different where they hold shards of it."""
+
+    def on_rank(mesh, leave, plain):
+        from tpcourse.comm import RandomStates
+        from tpcourse.schemes import ThreeD
+
+        scheme = ThreeD(mesh, leave, seed=3)
+        if plain:
+            scheme.random = RandomStates(3, scheme.group)
+        return [tuple(scheme.dropout(0.5, inner)(torch.ones(64)).tolist()) for inner in (False, True)]
+
+    places = [(i, j, l) for i in range(2) for j in range(2) for l in range(2)]
+    for rank, (outer, inner) in enumerate(eight.run(on_rank, "reduce_scatter", False)):
+        assert [other for other in eight.run(on_rank, "reduce_scatter", False)].count([outer, inner]) == 1
+    masks = [mask for out in eight.run(on_rank, "reduce_scatter", False) for mask in out]
+    assert len(set(masks)) == 16
+    outs = dict(zip(places, eight.run(on_rank, "all_reduce", False)))
+    assert len({mask for out in outs.values() for mask in out}) == 8
+    for (i, j, l), (outer, inner) in outs.items():
+        assert outer == outs[i, 1 - j, l][0] and inner == outs[i, j, 1 - l][1]
+    plain = dict(zip(places, eight.run(on_rank, "all_reduce", True)))
+    assert plain[0, 0, 0][0] == plain[1, 0, 1][0]  # the usual bug: other tokens and features, the same mask
+    assert plain[0, 0, 0][1] != plain[0, 0, 1][1]  # and another mask for the same activation
+
+
+@pytest.mark.parametrize("leave", ["reduce_scatter", "all_reduce"])
+def test_dropout_survives_recomputation(eight, leave):
+    """With dropout the gradients are to the bit those of a run that keeps everything; without it, others."""
+
+    def on_rank(mesh, leave, recompute, dropout, inputs, targets):
+        from tpcourse import models
+        from tpcourse.schemes import ThreeD
+
+        scheme = ThreeD(mesh, leave, seed=1)
+        model = models.GPT(scheme, **GPT_SIZES, dropout=dropout, recompute=recompute).double()
+        return *steps(model, inputs, targets), scheme.random.get_state()
+
+    args = text()
+    kept = eight.run(on_rank, leave, "none", 0.3, *args)
+    assert all(losses == kept[0][0] for losses, *_ in kept)
+    without = eight.run(on_rank, leave, "none", 0.0, *args)
+    for recompute in ("selective", "full"):
+        for ours, theirs, other in zip(eight.run(on_rank, leave, recompute, 0.3, *args), kept, without):
+            assert ours[0] == theirs[0] != other[0]
+            assert all(torch.equal(ours[2][name], last) for name, last in theirs[2].items())
+            assert all(torch.equal(*pair) for pair in zip(ours[3], theirs[3]))
+
+
+def test_generates_what_the_dense_model_does(eight):
+    """From one sequence, which the ranks cannot split."""
+
+    def on_rank(mesh, leave):
+        from tpcourse import models
+        from tpcourse.schemes import ThreeD
+
+        model = models.GPT(ThreeD(mesh, leave), **GPT_SIZES | {"context": 6}, dropout=0.5)
+        return models.generate(model, torch.tensor([1, 2, 3]), 7, seed=3)
+
+    dense = generate(GPT(Dense(), **GPT_SIZES | {"context": 6}), torch.tensor([1, 2, 3]), 7, seed=3)
+    for leave in ("reduce_scatter", "all_reduce"):
+        assert all(torch.equal(own, dense) for own in eight.run(on_rank, leave))
+
+
+def test_any_scheme_s_weights_in_any_other(eight):
+    """Whole weights from the pieces that ranks own, each rank's part from the whole: the same losses."""
+
+    def on_rank(mesh, leave, start, inputs, targets):
+        from tpcourse import models
+        from tpcourse.layers import model_layouts
+        from tpcourse.schemes import OneD, ThreeD
+
+        scheme = OneD(mesh["j"], True) if leave is None else ThreeD(mesh, leave)
+        model = models.GPT(scheme, **GPT_SIZES, seed=8, num_kv_heads=1).double()
+        layouts = model_layouts(model, scheme.group)
+        if start is not None:
+            model.load_state_dict({name: layout.take(start[name]) for name, layout in layouts.items()}, False)
+        losses, _, last = steps(model, inputs, targets)
+        return losses, {name: (layout, last[name]) for name, layout in layouts.items()}
+
+    inputs, targets = text()
+    dense = GPT(Dense(), **GPT_SIZES, seed=8, num_kv_heads=1).double()
+    start = None
+    for leave in ("reduce_scatter", "all_reduce", None):  # None: OneD on j
+        expected = steps(dense, inputs, targets)[0]
+        outs = eight.run(on_rank, leave, start, inputs, targets)
+        outs = outs[:4:2] if leave is None else outs  # the ranks of one group
+        assert all(out[0] == pytest.approx(expected, rel=1e-12) for out in outs)
+        start = {name: assembled(p.shape, [out[1][name] for out in outs]) for name, p in dense.named_parameters()}
+        dense.load_state_dict(start, strict=False)
