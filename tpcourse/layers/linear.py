@@ -20,7 +20,8 @@ def entering_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group
 
     and it differs in time and memory: backward starts the sum of the ranks' dX, and computes dW and db while
     it is under way. With `sequence_parallel` only this rank's tokens of X are kept, and gathered again while
-    dX is computed. A frozen W keeps no X; if X needs no gradient, no dX is computed or summed.
+    dX is computed. A frozen W keeps no X; if X needs no gradient, no dX is computed or summed. Under autocast
+    X is kept, and dX summed, in its lower precision.
 
     X: [..., in], the same on every rank; with `sequence_parallel` [tokens / P, ..., in], this rank's tokens.
     W: [out / P, in] and b: [out / P], this rank's. Y: [..., out / P] or [tokens, ..., out / P].
