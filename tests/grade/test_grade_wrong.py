@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import grade_answers
 import grade_answers_attention
+import grade_answers_mlp
 import grade_answers_row
 import grade_answers_vocabulary
 import pytest
@@ -13,7 +14,8 @@ from grade_answers import Wrong, cell_of, with_cell
 from tpcourse.grade.grading import Submission
 from tpcourse.grade.tasks import TASKS
 
-MODULES = (grade_answers, grade_answers_row, grade_answers_vocabulary, grade_answers_attention)
+LATER = grade_answers_row, grade_answers_mlp, grade_answers_vocabulary, grade_answers_attention
+MODULES = grade_answers, *LATER
 WRONG = [wrong for module in MODULES for wrong in module.WRONG]
 
 

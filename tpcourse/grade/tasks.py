@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpcourse.grade import attention, column, ring, row, vocabulary
+from tpcourse.grade import attention, column, mlp, ring, row, vocabulary
 from tpcourse.grade.case import Case
 
 
@@ -29,6 +29,8 @@ TASKS = {
         Task("ColumnParallelLinear", column.module),
         Task("row_parallel_forward", row.forward),
         Task("RowParallelLinear", row.module),
+        Task("ParallelMLP", mlp.module),
+        Task("shard_gate_up", mlp.shard_gate_up),
         Task("vocab_parallel_embedding", vocabulary.embedding),
         Task("vocab_parallel_cross_entropy", vocabulary.cross_entropy),
         Task("VocabParallelCrossEntropy", vocabulary.cross_entropy_function),
