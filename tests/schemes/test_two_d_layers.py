@@ -184,24 +184,27 @@ def test_gradients_not_summed_are_those_of_a_ranks_own_tokens(eight):
         assert_close(first["weight"], layouts["weight"].take(table))
 
 
+def moves(op, dim, sizes, q, place, phase="forward"):
+    """One broadcast or reduce from each of the q ranks of a dimension in turn, of blocks of so many bytes."""
+    here = place[("row", "column").index(dim)]
+    sizes = sizes if isinstance(sizes, list) else [sizes] * q
+    return [Row(op, dim, q, 1, size, wire_bytes(op, size, q, from_root=(here - t) % q), phase)
+            for t, size in enumerate(sizes)]
+
+
+def once(op, dim, n, size, phase="backward"):
+    return [Row(op, dim, n, 1, size, wire_bytes(op, size, n), phase)] if n > 1 else []
+
+
 def linear_rows(op_bytes, q, d, place):
     """What a linear with bias sends, from the bytes of a rank's blocks of X, A, Y and of the bias."""
-    i, j, _ = place
     x, a, y, b = op_bytes
-
-    def rooted(op, dim, size, phase):
-        here = {"row": i, "column": j}[dim]
-        return [Row(op, dim, q, 1, size, wire_bytes(op, size, q, from_root=(here - t) % q), phase)
-                for t in range(q)]
-
-    def summed(dim, n, size):
-        return [Row("all_reduce", dim, n, 1, size, wire_bytes("all_reduce", size, n), "backward")]
-
-    rows = rooted("broadcast", "column", x, "forward") + rooted("broadcast", "row", a, "forward")  # A B
-    rows += rooted("broadcast", "row", a, "backward") + rooted("reduce", "column", x, "backward")  # A B^T
-    rows += rooted("broadcast", "column", x, "backward") + rooted("reduce", "row", a, "backward")  # A^T B
-    rows += summed("row" if d == 1 else "row_depth", q * d, b)
-    return rows + (summed("depth", d, a) if d > 1 else [])
+    rows = moves("broadcast", "column", x, q, place) + moves("broadcast", "row", a, q, place)  # A B
+    for op, dim, size in (("broadcast", "row", a), ("reduce", "column", x),  # A B^T
+                          ("broadcast", "column", x), ("reduce", "row", a)):  # A^T B
+        rows += moves(op, dim, size, q, place, "backward")
+    rows += once("all_reduce", "row" if d == 1 else "row_depth", q * d, b)
+    return rows + once("all_reduce", "depth", d, a)
 
 
 def cost_on_rank(mesh, tokens):
@@ -227,6 +230,36 @@ def test_what_a_linear_sends(grid_world):
         sums = wire_bytes("all_reduce", b, q * d) + wire_bytes("all_reduce", a, d)
         assert book.total("wire_bytes") == 3 * (q - 1) * (x + a) + sums
         assert kept == x
+
+
+def vocabulary_cost(mesh, name):
+    from tpcourse.schemes import TwoD
+
+    q, d = mesh.size(0), (*mesh.shape, 1)[2]
+    layer = LAYERS[name][0](TwoD(mesh))
+    ids, x = torch.zeros(TOKENS, dtype=torch.long), torch.ones(TOKENS // (q * d), 6 // q, requires_grad=True)
+    with tp.ledger(mesh) as book:
+        layer(ids if name == "embedding" else x).sum().backward()
+    return book, (*mesh.get_coordinate(), 0)[:3]
+
+
+def test_what_the_two_ends_send(grid_world):
+    """The head: A B^T, in uneven panels; the embedding: a reduce-scatter, and no table moves."""
+    shape = grid_world.run(lambda mesh: tuple(mesh.shape))[0]
+    q, d = shape[0], (*shape, 1)[2]
+    words, tokens, dim = split_sizes(WORDS, q), TOKENS // (q * d), 6 // q
+    tables, logits = ([4 * n * each for n in words] for each in (dim, tokens))
+    for book, place in grid_world.run(vocabulary_cost, "head"):
+        rows = moves("broadcast", "row", tables, q, place) + moves("reduce", "column", logits, q, place)
+        for op, dim_name, sizes in (("broadcast", "column", logits), ("broadcast", "row", tables),  # A B
+                                    ("broadcast", "column", logits), ("reduce", "row", tables)):  # A^T B
+            rows += moves(op, dim_name, sizes, q, place, "backward")
+        rows += once("all_reduce", "depth", d, tables[place[0]])
+        assert book == Table(rows if q > 1 else []), book
+    for book, place in grid_world.run(vocabulary_cost, "embedding"):
+        y = 4 * q * tokens * dim
+        rows = once("reduce_scatter", "row", q, y, "forward") + once("all_gather", "row", q, y)
+        assert book == Table(rows + once("all_reduce", "depth", d, tables[place[0]])), book
 
 
 def test_depth_halves_activations_and_their_bytes_but_repeats_weights(four, eight):
@@ -286,3 +319,20 @@ def test_errors_name_the_dimension_and_the_way_out(four, make, says):
         return str(refused.value)
 
     assert all(says in text for text in four.run(on_rank, make))
+
+
+def test_autocast(four):
+    """Panels travel, and X is kept, in the lower precision; the weight's gradient comes in its own."""
+    def on_rank(mesh):
+        from tpcourse.schemes import TwoD
+
+        torch.manual_seed(3)
+        layer = TwoD(mesh).entering_linear(6, 10)
+        x = torch.ones(4, 3, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16), tp.ledger(mesh) as book:
+            y = layer(x)
+        y.float().sum().backward()
+        return y.dtype, x.grad.dtype, layer.weight.grad.dtype, book.total("message_bytes")
+
+    expected = torch.bfloat16, torch.float32, torch.float32, 2 * 2 * (4 * 3 + 3 * 5)
+    assert four.run(on_rank) == [expected] * 4

@@ -161,3 +161,23 @@ def test_a_batch_that_does_not_divide_is_refused(four):
 
     assert four.run(on_rank) == ["6 tokens on a rank are not whole sequences of 4; pass a batch that is "
                                  "divisible by the 2 ranks it is split over"] * 4
+
+
+def one_step(mesh):
+    from tpcourse import models
+    from tpcourse.schemes import TwoD
+
+    ids = torch.zeros(4, 3, dtype=torch.long)
+    models.GPT(TwoD(mesh), **GPT_SIZES).loss(ids, ids).backward()
+
+
+def test_a_dry_run_counts_what_real_ranks_send_and_keep():
+    def on_rank(mesh):
+        with tp.ledger(mesh) as book, tp.saved_activations() as mem:
+            one_step(mesh)
+        return book, mem
+
+    mesh = named((2, 2, 2))
+    dry = tp.measure.dry_run(one_step, mesh=mesh)
+    book, mem = tp.spawn(on_rank, mesh=mesh)[0]
+    assert dry.book == book and dry.activations == mem and len(book) > 10

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcourse.comm import Group, group_of, group_rank, group_size
+from tpcourse.layers.linear import _autocast as autocast
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,7 @@ def multiply(x: Tensor, w: Tensor, grid: Grid, product: Product = ab, sizes: Siz
     Kept for backward are this rank's blocks of x and w and no panel; those are broadcast again. Backward
     starts the sum of dW over depth and computes dX while it is under way. A frozen w keeps no x, and so on.
     """
-    if torch.is_autocast_enabled(x.device.type):
-        x, w = (t.to(torch.get_autocast_dtype(x.device.type)) for t in (x, w))
-    return _Multiply.apply(x, w, grid, product, sizes)
+    return _Multiply.apply(*autocast(x, w), grid, product, sizes)
 
 
 _GRADIENTS = {  # of A and of B, from dC

@@ -55,7 +55,7 @@ class GridLinear(nn.Module):
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         check_block(x, self.in_features, self.grid)
         y = multiply(x, weight.mT, self.grid)
-        return y if bias is None else y + copy_to_region(bias, self.grid.tokens)
+        return y if bias is None else y + copy_to_region(bias, self.grid.tokens).to(y.dtype)  # under autocast
 
     def extra_repr(self) -> str:
         return (f"{self.in_features} to {self.out_features} features, bias={self.bias is not None}, over "
