@@ -163,6 +163,29 @@ def test_a_batch_that_does_not_divide_is_refused(four):
                                  "divisible by the 2 ranks it is split over"] * 4
 
 
+def test_clipping_counts_every_entry_once():
+    """Repeated biases, norms and weights at each depth, a tied table, copies of the one KV head."""
+    def on_rank(mesh, sizes, ids, max_norm):
+        from tpcourse import layers, models
+        from tpcourse.schemes import TwoD
+
+        scheme = TwoD(mesh)
+        model = models.GPT(scheme, **sizes).double()
+        model.loss(ids, ids.roll(1)).backward()
+        norm = layers.clip_grad_norm_(model, max_norm, scheme.group)
+        grads = {name: p.grad for name, p in model.named_parameters()}
+        return norm, grads, layers.model_layouts(model, scheme.group)
+
+    ids, sizes = torch.arange(12).view(4, 3) % 11, GPT_SIZES | {"num_kv_heads": 1}
+    model = GPT(Dense(), **sizes).double()
+    model.loss(ids, ids.roll(1)).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    for own_norm, grads, layouts in tp.spawn(on_rank, sizes, ids, 0.1, mesh=named((2, 2, 2))):
+        assert_close(own_norm, norm)
+        for name, p in model.named_parameters():
+            assert_close(grads[name], layouts[name].take(p.grad), check_stride=False)
+
+
 def one_step(mesh):
     from tpcourse import models
     from tpcourse.schemes import TwoD
