@@ -3,6 +3,7 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from tpcourse.comm import Group, describe, group_of, group_rank, group_size, reduce_from_region
 from tpcourse.layers.vocabulary import check_ids, locate, own_entries
@@ -36,12 +37,11 @@ def vocab_parallel_cross_entropy(logits: Tensor, target: Tensor, group: Group, v
     """
     own = _own_columns(logits, group, vocab_size, padded_vocab_size or vocab_size)
     _check(logits, target, vocab_size, ignore_index, label_smoothing, reduction)
-    x = logits[..., : len(own)].to(torch.promote_types(logits.dtype, torch.float32))  # [..., V_r]
+    x = logits[..., : len(own)] if padded_vocab_size else logits
+    x = x.to(torch.promote_types(x.dtype, torch.float32))  # [..., V_r]
     greatest = _greatest(x, group)  # [...]
-    x = x - greatest.unsqueeze(-1)
-    sums = [x.exp().sum(-1), _at_target(x, target, own)]  # each [...], this rank's part of the sum
-    sums += [x.sum(-1)] if label_smoothing else []
-    total, at_target, *x_sum = reduce_from_region(torch.stack(sums), group)
+    sums = _Sums.apply(x, greatest, target, own, label_smoothing > 0)  # [2 or 3, ...], this rank's part
+    total, at_target, *x_sum = reduce_from_region(sums, group)
     log_z = total.log()
     loss = log_z - (1 - label_smoothing) * at_target
     if label_smoothing:
@@ -59,13 +59,33 @@ def _greatest(x: Tensor, group: Group) -> Tensor:
     return greatest
 
 
-def _at_target(x: Tensor, target: Tensor, own: range) -> Tensor:
-    """Each token's x at its target, and zero where this rank does not hold that column."""
-    local, elsewhere = locate(target, own)
-    x = x.reshape(-1, x.size(-1))  # [tokens, V_r]
-    tokens = torch.arange(len(x), device=x.device)
-    picked = x[tokens, local.flatten()]  # unlike gather, this keeps no x for backward
-    return picked.view(target.shape).masked_fill(elsewhere, 0)
+class _Sums(torch.autograd.Function):
+    """Over this rank's columns, with x less the greatest: sum(exp(x)), x at the target (zero where another
+    rank holds it) and, if `smooth`, sum(x).
+
+    Autograd would run backward through each by itself and add up three tensors of all logits; this makes one.
+    """
+
+    @staticmethod
+    def forward(ctx, x, greatest, target, own, smooth):
+        x = x - greatest.unsqueeze(-1)
+        local, elsewhere = locate(target, own)
+        at_target = x.gather(-1, local.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere, 0)
+        x_sum = [x.sum(-1)] if smooth else []
+        exp = x.exp_()
+        ctx.save_for_backward(exp, local, elsewhere)
+        return torch.stack([exp.sum(-1), at_target, *x_sum])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        exp, local, elsewhere = ctx.saved_tensors
+        d_total, d_at_target, *d_x_sum = grad.unsqueeze(-1)  # each [..., 1]
+        dx = exp * d_total
+        dx.scatter_add_(-1, local.unsqueeze(-1), d_at_target.masked_fill(elsewhere.unsqueeze(-1), 0))
+        for d in d_x_sum:
+            dx += d
+        return dx, None, None, None, None
 
 
 def _reduce(loss: Tensor, valid: Tensor, reduction: str) -> Tensor:
