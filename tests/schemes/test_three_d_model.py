@@ -1,4 +1,4 @@
-"""GPT and ViT on three mesh dimensions, against the dense model: losses, gradients, weights, dropout, books."""
+"""GPT and ViT on three mesh dimensions against the dense model and other schemes: numbers and books."""
 
 import pytest
 import torch
@@ -105,8 +105,9 @@ def test_two_layers(eight):
 
 
 def test_vit(cube):
-    images, classes = torch.randn(STEPS, BATCH, 3, 6, 6, dtype=torch.float64), torch.randint(7, (STEPS, BATCH))
-    compare(cube, "ViT", VIT_SIZES, DESIGNS[:1] if cube.size > 4 else DESIGNS[2:3], list(images), list(classes))
+    images, classes = torch.randn(STEPS, BATCH, 3, 6, 6).double(), torch.randint(7, (STEPS, BATCH))
+    designs = DESIGNS[:1] if cube.size > 4 else DESIGNS[2:3]
+    compare(cube, "ViT", VIT_SIZES, designs, list(images), list(classes))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -118,7 +119,8 @@ def test_one_by_p_by_one_is_one_dimensional(ranks):
         from tpcourse.schemes import OneD, ThreeD
 
         outs = []
-        for scheme in (OneD(mesh["j"], leave == "reduce_scatter", seed=4), ThreeD(mesh, leave, False, seed=4)):
+        one = OneD(mesh["j"], leave == "reduce_scatter", seed=4)
+        for scheme in (one, ThreeD(mesh, leave, False, seed=4)):
             model = getattr(models, make)(scheme, **sizes).double()
             with tp.ledger(mesh) as book:
                 outs.append((*steps(model, inputs, targets), scheme.random.get_state()[1]))
@@ -278,5 +280,113 @@ def test_any_scheme_s_weights_in_any_other(eight):
         outs = eight.run(on_rank, leave, start, inputs, targets)
         outs = outs[:4:2] if leave is None else outs  # the ranks of one group
         assert all(out[0] == pytest.approx(expected, rel=1e-12) for out in outs)
-        start = {name: assembled(p.shape, [out[1][name] for out in outs]) for name, p in dense.named_parameters()}
+        start = {name: assembled(p.shape, [out[1][name] for out in outs])
+                 for name, p in dense.named_parameters()}
         dense.load_state_dict(start, strict=False)
+
+
+DIM, HIDDEN, HEADS, TOKENS = 24, 36, 12, BATCH * SEQUENCE  # of the block whose messages are counted
+
+
+def block_step(mesh, design, recompute):
+    """What a step of one block sends along each dimension, and keeps for backward."""
+    from tpcourse import models
+    from tpcourse.schemes import ThreeD
+
+    block = models.Block(ThreeD(mesh, *design), DIM, HEADS, hidden=HIDDEN, bias=False, norm="rms",
+                         recompute=recompute).double()
+    x = torch.ones(TOKENS // (4 if design[0] == "reduce_scatter" else 2), DIM // 2, dtype=torch.float64)
+    with tp.ledger(mesh) as book, tp.saved_activations() as mem:
+        y = block(x.requires_grad_(), SEQUENCE)
+        y.backward(torch.ones_like(y))
+    return book, mem.bytes
+
+
+def block_messages(scatter, keep, recompute):
+    """The closed form on 2 x 2 x 2: operations, dimensions, how many numbers; A enters, B is W, C leaves."""
+    tokens, norm = TOKENS // 2, TOKENS // (4 if scatter else 2)  # what a linear, and a norm, has of them
+    linears = [(DIM, 3 * DIM, "jl"), (DIM, DIM, "lj"), (DIM, HIDDEN, "jl"), (HIDDEN, DIM, "lj")]
+    reduce = "reduce_scatter" if scatter else "all_reduce"
+    a, b, c, dx, dw, dy = ([] for _ in range(6))
+    for into, out, (enter, leave) in linears:
+        x, w, y = tokens * into // 2, into * out // 4, tokens * out // 2
+        a += [("all_gather", enter, x)] * scatter
+        b += [("all_gather", "i", w)]
+        c += [(reduce, leave, y)]
+        dx += [(reduce, enter, x)]
+        dw += [("reduce_scatter", "i", w)]
+        dy += [("all_gather", leave, y)] * scatter
+    statistics = [("all_reduce", "l", norm)] * 2
+    parameters = [("all_reduce", "i_j" if scatter else "i", DIM // 2)] * 2
+    return {"forward": a + b + c + statistics,
+            "backward": dx + dw + dy + statistics + parameters + (a * scatter + b if not keep else []),
+            "recomputation": a + b + c[:-1] + statistics if recompute == "full" else []}
+
+
+def block_table(phases):
+    rows = []
+    for phase, messages in phases.items():
+        for op, dim, n in messages:
+            ranks = 4 if dim == "i_j" else 2
+            rows.append(Row(op, dim, ranks, 1, n * 8, wire_bytes(op, n * 8, ranks), phase))
+    return Table(rows)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("design", DESIGNS, ids=lambda d: f"{d[0]}, {'kept' if d[1] else 'gathered again'}")
+def test_what_a_block_sends(eight, design, recompute):
+    """The last sum of a recomputed block is not made again: nothing in it needs the result."""
+    expected = block_table(block_messages(design[0] == "reduce_scatter", design[1], recompute))
+    for book, _ in eight.run(block_step, design, recompute):
+        assert book == expected, book - expected
+
+
+def test_what_a_block_keeps(eight):
+    """Of N = q^3 ranks, gathering again keeps 1/q^3; leaving by an all-reduce 1/q^2, here twice as much."""
+    kept = {design: eight.run(block_step, design, "none")[0][1] for design in DESIGNS}
+    x = sum(TOKENS // 2 * n // 2 for n in (DIM, DIM, DIM, HIDDEN)) * 8  # the linears' inputs, tokens gathered
+    w = sum(DIM * n // 4 for n in (3 * DIM, DIM, 2 * HIDDEN)) * 8  # and their weights
+    assert kept["reduce_scatter", True] == kept["reduce_scatter", False] + w + x - x // 2
+    assert kept["all_reduce", True] == kept["all_reduce", False] + w
+    assert kept["all_reduce", False] == 2 * kept["reduce_scatter", False]
+
+
+def test_what_cannot_be_split_is_refused(eight):
+    """On all ranks, by an error that names the axis and both numbers."""
+
+    def on_rank(mesh):
+        import torch.distributed as dist
+
+        from tpcourse import models
+        from tpcourse.schemes import ThreeD
+
+        scheme = ThreeD(mesh)
+        model = models.GPT(scheme, **GPT_SIZES)
+        flat = dist.init_device_mesh("cpu", (8,), mesh_dim_names=("tp",))
+        cases = {
+            "leave='gather' is not one of 'reduce_scatter', 'all_reduce'": lambda: ThreeD(mesh, "gather"),
+            "the named dimensions ('tp',), not three": lambda: ThreeD(flat),
+            "embeddings=3 is less than the 2 ranks of mesh dimension 'j'": lambda: scheme.embedding(3, 4),
+            "vocab_size=1 is less than the 2 ranks of mesh dimension 'j' times": lambda: scheme.head(4, 1),
+            f"dim=5 {of('l')}": lambda: scheme.embedding(11, 5),
+            f"dim=7 {of('l')}": lambda: scheme.norm(7, "rms"),
+            f"in_features=5 {of('j')}": lambda: scheme.leaving_linear(5, 4),
+            f"a block of 5 in [5, 5] {of('j')}": lambda: scheme.entering_linear(4, 10, stride=2),
+            f"num_heads=3 {of('j')}": lambda: scheme.qkv_linear(6, 2, 3, 3),
+            f"a first dimension of 3 tokens {of('i')}": lambda: model(torch.zeros(3, 1, dtype=torch.long)),
+            f"the share of the 2 ranks of mesh dimension 'i', 3 tokens each, {of('j')}":
+                lambda: model(torch.zeros(2, 3, dtype=torch.long)),
+            "a first dimension of 6 tokens is not divisible by the 4 ranks of mesh dimension 'i_j'":
+                lambda: scheme.position_embedding(4, 4)(torch.arange(6)),
+            "2 tokens on a rank are not whole sequences of 4; pass a batch that is divisible by the 4 ranks "
+            "it is split over": lambda: models.GPT(scheme, **GPT_SIZES | {"context": 4})(
+                torch.zeros(2, 4, dtype=torch.long))}
+        for says, attempt in cases.items():
+            with pytest.raises(ValueError) as refused:
+                attempt()
+            assert says in str(refused.value), str(refused.value)
+
+    def of(name):
+        return f"is not divisible by the 2 ranks of mesh dimension '{name}'"
+
+    eight.run(on_rank)

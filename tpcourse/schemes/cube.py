@@ -201,6 +201,18 @@ def stored(shape: Sequence[int], spans: Sequence[slice], owned: Sequence[bool], 
     return Layout(tuple(shape), tuple(pieces))
 
 
+def own_words(n: int, over: Group, storage: Group, what: str) -> range:
+    """This rank's entries of a vocabulary of n dealt over `over`; the rows of a table that `storage` stores.
+
+    Raises ValueError, starting with `what`, if there are fewer entries than ranks.
+    """
+    ranks = group_size(over) * group_size(storage)
+    if n < ranks:
+        raise ValueError(f"{what} is less than {describe(over)} times {describe(storage)}, and each needs an "
+                         f"entry; pad to {ranks} or use fewer ranks")
+    return own_entries(n, over, what)
+
+
 def check_leaving(tokens: int, axes: Axes) -> None:
     """Raises ValueError if a rank of `storage` has tokens that do not split over `leave`."""
     even_sizes(tokens, axes.leave, f"the share of {describe(axes.storage)}, {tokens} tokens each,")

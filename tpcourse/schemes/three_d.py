@@ -17,9 +17,9 @@ from tpcourse.layers.qkv import _ranks_of_my_kv_head as ranks_of_my_kv_head
 from tpcourse.layers.qkv import _SumCopies as SumCopies
 from tpcourse.layers.split_entrance import SplitEmbedding, SplitInput
 from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
-from tpcourse.layers.vocabulary import check_ids, locate, own_entries
+from tpcourse.layers.vocabulary import check_ids, locate
 from tpcourse.schemes.cube import (Axes, CubeLinear, check_leaving, cube_linear, gather_stored, leave_tokens,
-                                   stored)
+                                   own_words, stored)
 
 NORMS = {"layer": SplitLayerNorm, "rms": SplitRMSNorm}
 IGNORED = -100  # the target of a token that does not count
@@ -104,7 +104,7 @@ class ThreeD:
         return Dropout(p, self.random, sharded=inner or self.entering.scatter)
 
     def head(self, dim: int, vocab_size: int, embedding: nn.Module | None = None) -> nn.Module:
-        own = own_entries(vocab_size, self.entering.enter, f"vocab_size={vocab_size}")
+        own = own_words(vocab_size, self.entering.enter, self.entering.storage, f"vocab_size={vocab_size}")
         return CubeLinear(dim, vocab_size, self.entering, [slice(own.start, own.stop)], bias=False,
                           weight=None if embedding is None else embedding.weight)
 
@@ -169,14 +169,14 @@ class CubeEmbedding(nn.Module):
     Per rank: weight [V_ji, dim / l]: the vocabulary over j, and of those entries a part over i, both as
     evenly as can be.
 
-    Raises ValueError if there are fewer embeddings than ranks along j, of those fewer than along i, or l does
-    not divide dim; in forward, for tokens that do not split and (on the CPU) an id outside the vocabulary.
+    Raises ValueError if there are fewer embeddings than ranks of j times i, or l does not divide dim; in
+    forward, for tokens that do not split and (on the CPU) an id outside the vocabulary.
     Source: Bian et al. 2021, arXiv:2105.14450, section 3.
     """
 
     def __init__(self, num_embeddings: int, dim: int, axes: Axes) -> None:
         super().__init__()
-        self.own = own_entries(num_embeddings, axes.leave, f"num_embeddings={num_embeddings}")
+        self.own = own_words(num_embeddings, axes.leave, axes.storage, f"num_embeddings={num_embeddings}")
         even_sizes(dim, axes.enter, f"dim={dim}")
         self.num_embeddings, self.dim, self.axes = num_embeddings, dim, axes
         keep_own(self, self.layouts(), nn.Embedding(num_embeddings, dim))
