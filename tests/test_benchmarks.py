@@ -75,6 +75,14 @@ def test_markdown_goes_between_the_markers_and_nowhere_else(launch, tmp_path):
         launch.put_into(readme, "launch", "text")
 
 
+@pytest.mark.parametrize("name", ["launch", "layers"])
+def test_the_readme_has_a_place_for_each_table(launch, tmp_path, name):
+    readme = tmp_path / "README.md"
+    readme.write_text((FOLDER.parent / "README.md").read_text())
+    launch.put_into(readme, name, "fresh")
+    assert f"<!-- benchmark:{name} -->\nfresh\n<!-- /benchmark:{name} -->" in readme.read_text()
+
+
 def test_a_cell_that_does_not_end_counts_as_hung(launch):
     with launch.Kernel() as kernel:
         assert kernel.run("1 + 1").error == ""
@@ -95,11 +103,11 @@ def test_tpcourse_takes_part(launch, monkeypatch):
 
 TOKENS, DIM = 2 * 3, 8
 TINY = {"batch": 2, "sequence": 3, "dim": DIM, "heads": 2, "vocab": 10, "rounds": 2, "steps": 1}
-SENT = {  # calls and numbers that one of two ranks puts on the wire; an all-reduce sends as many as it adds up
-    "MLP": (2, 2 * TOKENS * DIM),
-    "attention": (2, 2 * TOKENS * DIM),
-    "embedding + loss": (4, 2 * TOKENS * DIM + 3 * TOKENS),
-    "block": (4, 4 * TOKENS * DIM),
+SENT = {  # calls and numbers that one of two ranks puts on the wire; calls with sequence parallelism
+    "MLP": (2, 2 * TOKENS * DIM, 5),
+    "attention": (2, 2 * TOKENS * DIM, 5),
+    "embedding + loss": (4, 2 * TOKENS * DIM + 3 * TOKENS, 7),
+    "block": (4, 4 * TOKENS * DIM, 12),
 }
 
 
@@ -109,8 +117,10 @@ def test_layers_of_tpcourse_and_dtensor_are_compared_and_timed(layers, two, laye
     outs = two.run(layers.compare, layer, layers.Size(**TINY), sequence_parallel, ["tpcourse", "DTensor"])
     assert [set(out) for out in outs] == [{"tpcourse", "DTensor"}] * 2
     assert all(len(seconds) == 2 and min(seconds) > 0 for out in outs for seconds, *_ in out.values())
-    if not sequence_parallel:
-        calls, numbers = SENT[layer]
+    calls, numbers, calls_of_sequence_parallel = SENT[layer]
+    if sequence_parallel:
+        assert outs[0]["tpcourse"][1] == calls_of_sequence_parallel
+    else:
         assert outs[0]["tpcourse"][1:] == (calls, 4 * numbers)
 
 
