@@ -1,0 +1,221 @@
+"""The GPT as a program: trains on real text, byte by byte, on one rank or several.
+
+    python -m tpcourse.train --tp 4 --steps 300 --save run
+    torchrun --nproc-per-node 4 -m tpcourse.train --tp 4 --steps 300 --save run
+
+Both do the same and give the same losses. The text is Python's own reference manual, which comes with Python,
+or `--text FILE`. With `--save` a checkpoint is written every `--every` steps, and the same command goes on
+from the last one: bit for bit on as many ranks, and on another number of ranks from the same weights.
+"""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Iterator
+from pydoc_data.topics import topics
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tpcourse.launch import spawn
+from tpcourse.layers import checkpoint
+from tpcourse.layers.clip import clip_grad_norm_
+from tpcourse.models import GPT, generate
+from tpcourse.schemes import OneD
+
+KEPT = 2  # checkpoints in a folder: the last and the one before it
+LONG_S = 7 * 24 * 3600  # no run is stopped for being slow; ranks that wait for each other are
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What is trained, on what, and how; each field is an option of the program."""
+
+    tp: int = 1  # ranks
+    sequence_parallel: bool = False
+    recompute: str = "none"  # or "selective", "full"
+    dim: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 0  # 0: as many as heads
+    positions: str = "learned"  # or "rotary"
+    activation: str = "gelu"  # or "swiglu"
+    norm: str = "layer"  # or "rms"
+    untied: bool = False  # a head with a weight of its own
+    context: int = 64  # bytes that the model looks back
+    batch: int = 16  # sequences a step
+    steps: int = 200
+    lr: float = 3e-3  # of AdamW
+    clip: float = 1.0  # greatest norm of the gradient
+    dropout: float = 0.0
+    seed: int = 0
+    text: str = ""  # a file; empty: Python's reference manual
+    save: str = ""  # a folder for checkpoints, losses and their plot
+    every: int = 100  # steps between checkpoints
+    sample: int = 200  # bytes to write at the end
+
+    def model(self) -> dict:
+        """The fields that decide which numbers are trained: a checkpoint goes on only with the same ones."""
+        free = ("tp", "sequence_parallel", "recompute", "steps", "save", "every", "sample")
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """The loss of every step, in nats per byte, from the first on; and what the model wrote at the end."""
+
+    losses: list[float]
+    sample: str
+
+
+def read_text(config: Config) -> Tensor:
+    """The text's bytes, [length], 0 to 255. Raises ValueError if the file is not there or too short."""
+    path = pathlib.Path(config.text)
+    if config.text and not path.is_file():
+        raise ValueError(f"--text {path}: there is no such file")
+    text = path.read_bytes() if config.text else "\n\n".join(topics.values()).encode()
+    if len(text) <= config.context:
+        raise ValueError(f"--text {path}: its {len(text)} bytes do not fill a context of {config.context} and "
+                         "the byte after it; pass a longer text or a smaller --context")
+    return torch.tensor(list(text), dtype=torch.long)
+
+
+def batch(text: Tensor, step: int, config: Config) -> tuple[Tensor, Tensor]:
+    """Step `step`'s windows of the text and the bytes that follow: [batch, context] twice.
+
+    Seed and step alone choose them, so that every rank, and a run that goes on, reads the same.
+    """
+    generator = torch.Generator(device="cpu").manual_seed(config.seed * 1_000_003 + step)
+    start = torch.randint(len(text) - config.context, (config.batch, 1), generator=generator, device="cpu")
+    window = text[(start + torch.arange(config.context + 1, device="cpu")).to(text.device)]
+    return window[:, :-1], window[:, 1:]
+
+
+def build(config: Config, mesh: DeviceMesh) -> tuple[GPT, torch.optim.Optimizer]:
+    """The model's part for this rank, and its optimizer."""
+    scheme = OneD(mesh["tp"], config.sequence_parallel, config.seed)
+    model = GPT(scheme, 256, config.context, config.dim, config.layers, config.heads,
+                num_kv_heads=config.kv_heads or None, positions=config.positions, norm=config.norm,
+                activation=config.activation, tied=not config.untied, dropout=config.dropout,
+                recompute=config.recompute, seed=config.seed)
+    return model, torch.optim.AdamW(model.parameters(), lr=config.lr)
+
+
+def train(mesh: DeviceMesh, config: Config) -> Result:
+    """What each rank runs: goes on from the folder's last checkpoint, if there is one."""
+    text = read_text(config)
+    model, optimizer = build(config, mesh)
+    losses = resume(config, model, optimizer, mesh)
+    clock = time.perf_counter()
+    for step in range(len(losses), config.steps):
+        loss = model.loss(*batch(text, step, config))
+        optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(model, config.clip, mesh["tp"])
+        optimizer.step()
+        losses.append(loss.item())
+        clock = _progress(mesh, config, losses, clock)
+        if config.save and (step + 1 == config.steps or (step + 1) % config.every == 0):
+            save(config, model, optimizer, mesh, losses)
+    return Result(losses, _speak(model, text, config))
+
+
+def _progress(mesh: DeviceMesh, config: Config, losses: list[float], clock: float, lines: int = 10) -> float:
+    step, now = len(losses), time.perf_counter()
+    every = max(1, config.steps // lines)
+    if step % every:
+        return clock
+    if mesh.get_rank() == 0:
+        speed = every * config.batch * config.context / (now - clock)
+        print(f"step {step:>6} of {config.steps}   loss {losses[-1]:.4f}   {speed:,.0f} bytes of text/s",
+              flush=True)
+    return now
+
+
+def _speak(model: GPT, text: Tensor, config: Config) -> str:
+    written = generate(model, text[:8], config.sample, temperature=0.7, seed=config.seed)
+    return bytes(written.tolist()).decode(errors="replace")
+
+
+def _checkpoints(config: Config) -> list[pathlib.Path]:
+    return sorted(pathlib.Path(config.save).glob("step_????????"))
+
+
+def save(config: Config, model: GPT, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
+         losses: list[float]) -> None:
+    """A checkpoint of all ranks; the folder keeps the last two."""
+    random = [None] * mesh.size()
+    dist.all_gather_object(random, model.scheme.random.get_state(), group=mesh["tp"].get_group())
+    extra = {"model": config.model(), "losses": losses, "random": random}
+    checkpoint.save(pathlib.Path(config.save) / f"step_{len(losses):08}", model, optimizer, mesh["tp"], extra)
+    if mesh.get_rank() == 0:
+        for old in _checkpoints(config)[:-KEPT]:
+            shutil.rmtree(old)
+
+
+def resume(config: Config, model: GPT, optimizer: torch.optim.Optimizer,
+           mesh: DeviceMesh) -> list[float]:
+    """Load the folder's last checkpoint, if there is one; the losses of the steps that it has behind it.
+
+    Raises ValueError if it is of another model, and says in what.
+    """
+    saved = _checkpoints(config) if config.save else []
+    if not saved:
+        return []
+    extra = checkpoint.load(saved[-1], model, optimizer, mesh["tp"])
+    here = config.model()
+    if extra["model"] != here:
+        says = [f"{name}={was} there and {here[name]} here" for name, was in extra["model"].items()
+                if was != here[name]]
+        raise ValueError(f"{saved[-1]} is of another run: {', '.join(says)}; give the same options, or "
+                         "another --save folder")
+    if len(extra["random"]) == mesh.size():  # on another number of ranks dropout draws anew
+        model.scheme.random.set_state(extra["random"][mesh.get_local_rank("tp")])
+    return extra["losses"]
+
+
+def plot(losses: list[float], path: pathlib.Path) -> None:
+    """The loss of every step as a picture."""
+    from matplotlib.figure import Figure
+    axes = Figure(figsize=(6.4, 3.6), layout="constrained").add_subplot()
+    axes.plot(range(1, len(losses) + 1), losses)
+    axes.set(title="Learning the next byte", xlabel="step", ylabel="loss (nats per byte)")
+    axes.figure.savefig(path)
+
+
+def options(fields: Iterator[dataclasses.Field]) -> argparse.ArgumentParser:
+    """The program's options: one for each field of `Config`."""
+    parser = argparse.ArgumentParser("python -m tpcourse.train", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    for field in fields:
+        name, kind = f"--{field.name.replace('_', '-')}", type(field.default)
+        if kind is bool:
+            parser.add_argument(name, action="store_true")
+        else:
+            parser.add_argument(name, type=kind, default=field.default, help=f"(default {field.default!r})")
+    return parser
+
+
+def main() -> None:
+    """Train, and print the losses' end and a sample; with `--save`, also store the losses and their plot."""
+    config = Config(**vars(options(dataclasses.fields(Config)).parse_args()))
+    try:
+        read_text(config)  # before any rank starts
+        result = spawn(train, config, mesh={"tp": config.tp}, timeout=LONG_S)[0]
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(f"loss of the last step {result.losses[-1]!r}\n\n{result.sample}")
+        if config.save:
+            folder = pathlib.Path(config.save)
+            folder.joinpath("losses.txt").write_text("\n".join(map(repr, result.losses)) + "\n")
+            plot(result.losses, folder / "losses.png")
+
+
+if __name__ == "__main__":
+    main()
