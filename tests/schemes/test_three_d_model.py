@@ -256,33 +256,44 @@ def test_generates_what_the_dense_model_does(eight):
         assert all(torch.equal(own, dense) for own in eight.run(on_rank, leave))
 
 
-def test_any_scheme_s_weights_in_any_other(eight):
-    """Whole weights from the pieces that ranks own, each rank's part from the whole: the same losses."""
+def test_what_one_scheme_saves_any_other_loads(tmp_path):
+    """Weights and momentum through a checkpoint, from scheme to scheme: the losses of one dense run."""
 
-    def on_rank(mesh, leave, start, inputs, targets):
+    def on_rank(mesh, path, inputs, targets):
+        import torch.distributed as dist
+
         from tpcourse import models
-        from tpcourse.layers import model_layouts
-        from tpcourse.schemes import OneD, ThreeD
+        from tpcourse.layers.checkpoint import load, save
+        from tpcourse.schemes import OneD, ThreeD, TwoD
 
-        scheme = OneD(mesh["j"], True) if leave is None else ThreeD(mesh, leave)
-        model = models.GPT(scheme, **GPT_SIZES, seed=8, num_kv_heads=1).double()
-        layouts = model_layouts(model, scheme.group)
-        if start is not None:
-            model.load_state_dict({name: layout.take(start[name]) for name, layout in layouts.items()}, False)
-        losses, _, last = steps(model, inputs, targets)
-        return losses, {name: (layout, last[name]) for name, layout in layouts.items()}
+        def axes(*sizes):
+            return dist.init_device_mesh("cpu", sizes, mesh_dim_names=tuple("ijl"[: len(sizes)]))
+
+        losses = []
+        for number, scheme in enumerate([ThreeD(mesh), OneD(axes(4)), ThreeD(axes(1, 2, 2), "all_reduce"),
+                                         TwoD(axes(2, 2)), ThreeD(axes(4, 1, 1), keep_gathered=False)]):
+            model = models.GPT(scheme, **GPT_SIZES, seed=number, num_kv_heads=1).double()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+            if number:
+                load(f"{path}/{number}", model, optimizer, scheme.group)
+            losses.append(momentum_step(model, optimizer, inputs[number % STEPS], targets[number % STEPS]))
+            save(f"{path}/{number + 1}", model, optimizer, scheme.group, None)
+        return losses
 
     inputs, targets = text()
-    dense = GPT(Dense(), **GPT_SIZES, seed=8, num_kv_heads=1).double()
-    start = None
-    for leave in ("reduce_scatter", "all_reduce", None):  # None: OneD on j
-        expected = steps(dense, inputs, targets)[0]
-        outs = eight.run(on_rank, leave, start, inputs, targets)
-        outs = outs[:4:2] if leave is None else outs  # the ranks of one group
-        assert all(out[0] == pytest.approx(expected, rel=1e-12) for out in outs)
-        start = {name: assembled(p.shape, [out[1][name] for out in outs])
-                 for name, p in dense.named_parameters()}
-        dense.load_state_dict(start, strict=False)
+    dense = GPT(Dense(), **GPT_SIZES, seed=0, num_kv_heads=1).double()
+    optimizer = torch.optim.SGD(dense.parameters(), lr=0.5, momentum=0.9)
+    expected = [momentum_step(dense, optimizer, inputs[n % STEPS], targets[n % STEPS]) for n in range(5)]
+    for losses in tp.spawn(on_rank, str(tmp_path), inputs, targets, mesh={"i": 2, "j": 2, "l": 1}):
+        assert_close(losses, expected, rtol=1e-12, atol=0)
+
+
+def momentum_step(model, optimizer, x, target):
+    optimizer.zero_grad()
+    loss = model.loss(x, target)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
 
 
 DIM, HIDDEN, HEADS, TOKENS = 24, 36, 12, BATCH * SEQUENCE  # of the block whose messages are counted
