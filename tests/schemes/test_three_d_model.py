@@ -401,3 +401,79 @@ def test_what_cannot_be_split_is_refused(eight):
         return f"is not divisible by the 2 ranks of mesh dimension '{name}'"
 
     eight.run(on_rank)
+
+
+def llama_step(mesh, design):
+    """A step of a block of Llama's kind on whatever device is the default."""
+    from tpcourse import models
+    from tpcourse.schemes import ThreeD
+
+    model = models.GPT(ThreeD(mesh, *design), **GPT_SIZES | GPTS["llama"])
+    ids = torch.zeros(BATCH, SEQUENCE, dtype=torch.long)
+    model.loss(ids, ids).backward()
+
+
+@pytest.mark.parametrize("design", [DESIGNS[1], DESIGNS[2]], ids=str)
+def test_a_dry_run_counts_what_real_ranks_send_and_keep(eight, design):
+    def on_rank(mesh, design):
+        with tp.ledger(mesh) as book, tp.saved_activations() as mem:
+            llama_step(mesh, design)
+        return book, mem
+
+    dry = tp.measure.dry_run(llama_step, design, mesh=eight.mesh)
+    book, mem = eight.run(on_rank, design)[0]
+    assert dry.book == book and dry.activations == mem and len(book) > 10
+
+
+def test_autocast(eight):
+    """Products in bfloat16, sums and parameters in float32: the dense model's loss and gradients, nearly."""
+
+    def on_rank(mesh, leave, inputs, targets):
+        from tpcourse import models
+        from tpcourse.layers import model_layouts
+        from tpcourse.schemes import ThreeD
+
+        scheme = ThreeD(mesh, leave)
+        model = models.GPT(scheme, **GPT_SIZES)
+        return *autocast_step(model, inputs[0], targets[0]), model_layouts(model, scheme.group)
+
+    inputs, targets = text()
+    loss, grads = autocast_step(GPT(Dense(), **GPT_SIZES), inputs[0], targets[0])
+    for leave in ("reduce_scatter", "all_reduce"):
+        for own_loss, own_grads, layouts in eight.run(on_rank, leave, inputs, targets):
+            assert own_loss == pytest.approx(loss, rel=1e-3)
+            for name, layout in layouts.items():
+                assert own_grads[name].dtype == torch.float32
+                assert_close(own_grads[name], layout.take(grads[name]), rtol=0.1, atol=1e-3, msg=name)
+
+
+def autocast_step(model, x, target):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(x, target)
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_clipping_counts_every_entry_once(eight):
+    """Norms and biases that other ranks hold too, a tied table, copies of the one KV head."""
+
+    def on_rank(mesh, leave, ids):
+        from tpcourse import layers, models
+        from tpcourse.schemes import ThreeD
+
+        scheme = ThreeD(mesh, leave)
+        model = models.GPT(scheme, **GPT_SIZES, num_kv_heads=1).double()
+        model.loss(ids, ids.roll(1)).backward()
+        norm = layers.clip_grad_norm_(model, 0.1, scheme.group)
+        grads = {name: p.grad for name, p in model.named_parameters()}
+        return norm, grads, layers.model_layouts(model, scheme.group)
+
+    ids = torch.arange(BATCH * SEQUENCE).view(BATCH, SEQUENCE) % 11
+    model = GPT(Dense(), **GPT_SIZES, num_kv_heads=1).double()
+    model.loss(ids, ids.roll(1)).backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    for leave in ("reduce_scatter", "all_reduce"):
+        for own_norm, grads, layouts in eight.run(on_rank, leave, ids):
+            assert_close(own_norm, norm)
+            for name, p in model.named_parameters():
+                assert_close(grads[name], layouts[name].take(p.grad), check_stride=False)

@@ -44,7 +44,8 @@ class ThreeD:
 
     Raises ValueError for a mesh without three named dimensions and another `leave`; when a layer is made, if
     a feature dimension does not split; in forward, if the tokens do not.
-    Source: Bian et al. 2021 (arXiv:2105.14450), section 3.
+    Source: Bian et al. 2021 (arXiv:2105.14450), section 3; fully sharded: Zhao et al. 2023
+    (arXiv:2304.11277).
     """
 
     def __init__(self, mesh: DeviceMesh, leave: str = "reduce_scatter", keep_gathered: bool = True,
