@@ -1,0 +1,66 @@
+"""What one-dimensional tensor parallelism sends: one collective, and its conjugate, where a region begins or ends."""
+
+from dataclasses import dataclass
+
+from tpcourse.measure import Row
+from tpcourse.predict.messages import Axis, message
+
+
+@dataclass(frozen=True)
+class OneD:
+    """`schemes.OneD` on P ranks, as formulas; every method says what one rank sends, of all phases.
+
+    n tokens; k input and m output features; e bytes a number, f bytes where sums are made in float32 at least.
+    Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Korthikanti et al. 2022 (arXiv:2205.05198), 4.2.
+    """
+
+    size: int
+    sequence_parallel: bool = False
+    name: str = "tp"
+
+    @property
+    def axis(self) -> Axis:
+        """The one dimension."""
+        return Axis(self.name, self.size)
+
+    def entering_linear(self, n: int, k: int, m: int, bias: bool, e: int) -> list[Row]:
+        """Without sequence parallelism dX is summed; with it X is gathered, and once more for dW."""
+        if not self.sequence_parallel:
+            return message("all_reduce", self.axis, n * k * e, "backward")
+        return (message("all_gather", self.axis, n * k * e, "forward")
+                + message("all_gather", self.axis, n * k * e, "backward")
+                + message("reduce_scatter", self.axis, n * k * e, "backward"))
+
+    def leaving_linear(self, n: int, k: int, m: int, bias: bool, e: int) -> list[Row]:
+        """Y is summed; with sequence parallelism scattered, and its gradient gathered."""
+        if not self.sequence_parallel:
+            return message("all_reduce", self.axis, n * m * e, "forward")
+        return (message("reduce_scatter", self.axis, n * m * e, "forward")
+                + message("all_gather", self.axis, n * m * e, "backward"))
+
+    def embedding(self, n: int, vocab: int, h: int, e: int) -> list[Row]:
+        """A leaving linear on one-hot rows."""
+        return self.leaving_linear(n, vocab, h, False, e)
+
+    def position_embedding(self, n: int, positions: int, h: int, e: int) -> list[Row]:
+        """With sequence parallelism the table's gradient is summed over the tokens' ranks."""
+        return message("all_reduce", self.axis, positions * h * e, "backward") if self.sequence_parallel else []
+
+    def norm(self, n: int, h: int, parameters: int, e: int, f: int) -> list[Row]:
+        """With sequence parallelism the gradients of its `parameters` numbers a feature are summed."""
+        return message("all_reduce", self.axis, parameters * h * e, "backward") if self.sequence_parallel else []
+
+    def kv_copies(self, kv_heads: int, head_dim: int, h: int, bias: bool, e: int) -> list[Row]:
+        """Where a KV head is on several ranks, the gradients of its key and value rows are summed over them."""
+        copies = Axis("kv_copies", max(1, self.size // kv_heads))
+        return (message("all_reduce", copies, 2 * head_dim * h * e, "backward")
+                + message("all_reduce", copies, 2 * head_dim * bias * e, "backward"))
+
+    def last(self, n: int, m: int, e: int) -> list[Row]:
+        """Of a leaving linear the forward message after which nothing is kept."""
+        return [row for row in self.leaving_linear(n, 0, m, False, e) if row.phase == "forward"]
+
+    def loss(self, n: int, f: int) -> list[Row]:
+        """The greatest logit; then, together, the sum of exponentials and the target's logit."""
+        return (message("all_reduce", self.axis, n * f, "forward")
+                + message("all_reduce", self.axis, 2 * n * f, "forward"))
