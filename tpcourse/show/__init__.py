@@ -7,11 +7,14 @@ itself, with alt text that a notebook stores as text beside the image.
 from tpcourse.show.bars import bytes_text, ledger
 from tpcourse.show.blocks import blocks, equation
 from tpcourse.show.colours import rank_colour, rank_hatch
+from tpcourse.show.cube import cube, cube_picker
 from tpcourse.show.curves import curves, time_against_bytes
 from tpcourse.show.filmstrip import collective
 from tpcourse.show.layout import layout, locate
+from tpcourse.show.meshes import mesh_slider, meshes
 from tpcourse.show.slider import collective_slider
 from tpcourse.show.source import source
 
-__all__ = ["blocks", "bytes_text", "collective", "collective_slider", "curves", "equation", "layout",
-           "ledger", "locate", "rank_colour", "rank_hatch", "source", "time_against_bytes"]
+__all__ = ["blocks", "bytes_text", "collective", "collective_slider", "cube", "cube_picker", "curves",
+           "equation", "layout", "ledger", "locate", "mesh_slider", "meshes", "rank_colour",
+           "rank_hatch", "source", "time_against_bytes"]
