@@ -42,6 +42,8 @@ def dry_run(function: Callable, *args: object, mesh: dict[str, int], rank: int =
         raise RuntimeError("this process is a rank of a real process group; start dry runs from a notebook or "
                            "script, outside of its ranks")
     dist.init_process_group("cpu:fake,meta:fake", store=FakeStore(), rank=rank, world_size=size)
+    # Which of the two is the default: without one torch warns, with the time of day, when the group ends.
+    dist.group.WORLD._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
     try:
         with torch.device("meta"):
             device_mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
