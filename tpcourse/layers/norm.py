@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tpcourse.comm import Group, describe, group_size, raw
+from tpcourse.comm import Group, copy_to_region, describe, group_size, raw
 
 
 class LayerNorm(nn.LayerNorm):
@@ -27,7 +27,9 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., dim]."""
-        weight, bias = _enter(self, self.weight, self.bias)
+        weight, bias = self.weight, self.bias
+        if self.sequence_parallel:
+            weight, bias = copy_together(self.group, weight, bias)
         return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -50,7 +52,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., dim]."""
-        (weight,) = _enter(self, self.weight)
+        weight = copy_to_region(self.weight, self.group) if self.sequence_parallel else self.weight
         return rms_norm(x, weight, self.eps)
 
     def extra_repr(self) -> str:
@@ -85,9 +87,12 @@ class _RootMeanSquare(torch.autograd.Function):
         return dx.to(x.dtype), dw.to(weight.dtype), None
 
 
-class _CopyTogether(torch.autograd.Function):
-    """`copy_to_region` for several tensors, whose gradients travel in one message."""
+def copy_together(group: Group, *parameters: Tensor) -> tuple[Tensor, ...]:
+    """`copy_to_region` for several vectors, whose gradients travel in one message; no copy of them is made."""
+    return parameters if group_size(group) == 1 else _CopyTogether.apply(group, *parameters)
 
+
+class _CopyTogether(torch.autograd.Function):
     @staticmethod
     def forward(ctx, group, *parameters):
         ctx.group = group
@@ -98,13 +103,6 @@ class _CopyTogether(torch.autograd.Function):
     def backward(ctx, *grads):
         total = raw.all_reduce(torch.cat(grads), ctx.group)
         return None, *total.split([len(grad) for grad in grads])
-
-
-def _enter(norm: LayerNorm | RMSNorm, *parameters: Tensor) -> tuple[Tensor, ...]:
-    """The parameters as different tokens on each rank use them, if they do."""
-    if not norm.sequence_parallel or group_size(norm.group) == 1:
-        return parameters
-    return _CopyTogether.apply(norm.group, *parameters)
 
 
 def _describe(norm: LayerNorm | RMSNorm) -> str:

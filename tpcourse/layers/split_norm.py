@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from tpcourse.comm import (Group, copy_to_region, describe, even_sizes, group_of, group_rank, group_size,
                            my_slice, raw)
 from tpcourse.layers.layout import Layout, split_along
-from tpcourse.layers.norm import rms_norm
+from tpcourse.layers.norm import copy_together, rms_norm
 
 
 class _SplitNorm(nn.Module):
@@ -41,12 +41,11 @@ class _SplitNorm(nn.Module):
 
     def _enter(self) -> tuple[Tensor, Tensor | None]:
         """The parameters as ranks with other tokens use them; their gradients travel in one message."""
-        if self.tokens is None or group_size(self.tokens) == 1:
+        if self.tokens is None:
             return self.weight, self.bias
         if self.bias is None:
             return copy_to_region(self.weight, self.tokens), None
-        weight, bias = copy_to_region(torch.cat([self.weight, self.bias]), self.tokens).chunk(2)
-        return weight, bias
+        return copy_together(self.tokens, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         over = "" if self.tokens is None else f", tokens over {describe(self.tokens)}"
