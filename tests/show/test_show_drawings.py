@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 
 import pytest
+import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
@@ -50,6 +51,8 @@ DRAWINGS = {
     "curves": show.curves({"dense": [3, 2, 1], "4 ranks": [3, 2, 1]}, "step", "loss (nats)", "Loss"),
     "time": show.time_against_bytes([(2**k, 1e-4 + 2**k * 1e-9) for k in range(8, 26, 2)], (1e-4, 1e-9)),
     **{f"{name} {ranks}": show.collective(name, ranks) for name in COLLECTIVES for ranks in (2, 4)},
+    "summa": show.summa("atb", torch.ones(6, 3), torch.full((6, 6), -4.0), 3, ("X", "dY", "dA")),
+    "growth": show.growth({"1D": {4: 100.0, 4096: 120.0}, "2D": {4: 2048.0, 4096: 6.0}}, {}, "Bytes over P"),
     "all_reduce 1": show.collective("all_reduce", 1),
     "reduce_scatter 5": show.collective("reduce_scatter", 5),
     "ends": show.collective("reduce_scatter", 4, between=False),

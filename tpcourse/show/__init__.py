@@ -10,11 +10,13 @@ from tpcourse.show.colours import rank_colour, rank_hatch
 from tpcourse.show.cube import cube, cube_picker
 from tpcourse.show.curves import curves, time_against_bytes
 from tpcourse.show.filmstrip import collective
+from tpcourse.show.growth import growth
 from tpcourse.show.layout import layout, locate
 from tpcourse.show.meshes import mesh_slider, meshes
 from tpcourse.show.slider import collective_slider
 from tpcourse.show.source import source
+from tpcourse.show.summa import summa, summa_slider
 
 __all__ = ["blocks", "bytes_text", "collective", "collective_slider", "cube", "cube_picker", "curves",
-           "equation", "layout", "ledger", "locate", "mesh_slider", "meshes", "rank_colour",
-           "rank_hatch", "source", "time_against_bytes"]
+           "equation", "growth", "layout", "ledger", "locate", "mesh_slider", "meshes", "rank_colour",
+           "rank_hatch", "source", "summa", "summa_slider", "time_against_bytes"]
