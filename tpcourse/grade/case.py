@@ -19,7 +19,8 @@ class Case:
     """A call on ``ranks`` ranks through one of `tpcourse.grade.drivers`.
 
     inputs and expected: one entry per rank. mistakes: for an output, the wrong values that people arrive at.
-    praise: said when it passes. holds: bytes of parameters that a rank may hold. refuses: the error that the
+    praise: said when it passes. holds: bytes of parameters that a rank may hold. keeps: bytes that forward may
+    leave behind for backward, besides its inputs and its result. refuses: the error that the
     call must raise, with the numbers ``says`` in its message.
     """
 
@@ -33,6 +34,7 @@ class Case:
     traffic: Traffic = lambda messages: None
     praise: str = ""
     holds: int | None = None
+    keeps: int | None = None
     refuses: str | None = None
     says: tuple[int, ...] = ()
 

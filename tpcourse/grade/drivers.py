@@ -5,6 +5,7 @@ parent believes nothing of what they say beyond the arrays it can compare and th
 """
 
 import gc
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -16,11 +17,20 @@ Answer = tuple[dict[str, Tensor], dict]
 
 
 def function(
-    answer, channel: Channel, tensors: list[Tensor], names: list[str], group: bool, options: dict
+    answer,
+    channel: Channel,
+    tensors: list[Tensor],
+    names: list[str],
+    group: bool,
+    options: dict,
+    mesh: dict[str, int] | None = None,
 ) -> Answer:
-    """``answer(*tensors[, group], **options)``: its result, and each input as it is afterwards."""
+    """``answer(*tensors[, group], **options)``: its result, and each input as it is afterwards.
+
+    With a ``mesh``, in place of the group: this rank's group along each of its dimensions.
+    """
     inputs = dict(zip(names, tensors))
-    result = answer(*(inputs.get(name) for name in names), *([dist.group.WORLD] if group else []), **options)
+    result = answer(*(inputs.get(name) for name in names), *(_groups(mesh) if group else []), **options)
     return _named(result=result, **{f"{name} after the call": t for name, t in inputs.items()})
 
 
@@ -35,19 +45,30 @@ def autograd(answer, channel: Channel, tensors: list[Tensor], bias: bool) -> Ans
 
 
 def differentiable(
-    answer, channel: Channel, tensors: list[Tensor], names: list[str], wanted: str, more: list
+    answer,
+    channel: Channel,
+    tensors: list[Tensor],
+    names: list[str],
+    wanted: str | list[str],
+    more: list,
+    mesh: dict[str, int] | None = None,
 ) -> Answer:
     """``answer(*inputs, group, *more)``, or its ``apply``, then backward from the gradient that comes last.
 
-    Hands back Y, the gradient of the input called ``wanted``, and each input as it is afterwards.
+    Hands back Y, the gradients of the inputs called ``wanted``, and each input as it is afterwards; as a
+    fact, the bytes that forward has left behind besides its inputs and Y. ``mesh``: as in `function`.
     """
     *inputs, upstream = tensors
     named = dict(zip(names, inputs))
-    leaf = named[wanted].requires_grad_()
-    y = getattr(answer, "apply", answer)(*inputs, dist.group.WORLD, *more)
-    outputs, facts = _backward(channel, y, upstream, {f"d{wanted}": leaf})
+    wanted = [wanted] if isinstance(wanted, str) else wanted
+    leaves = {f"d{name}": named[name].requires_grad_() for name in wanted}
+    groups, before = _groups(mesh), _storages()
+    y = getattr(answer, "apply", answer)(*inputs, *groups, *more)
+    own = {y.untyped_storage().data_ptr()} if isinstance(y, Tensor) else set()
+    left = {at: size for at, size in _left_by(y).items() if at not in before and at not in own}
+    outputs, facts = _backward(channel, y, upstream, leaves)
     kept, _ = _named(**{f"{name} after the call": t for name, t in named.items()})
-    return outputs | kept, facts
+    return outputs | kept, facts | {"kept": sum(left.values())}
 
 
 def module(
@@ -87,6 +108,13 @@ def module(
     return {**start, **outputs}, {**facts, **more}
 
 
+def _left_by(y: Tensor) -> dict[int, int]:
+    """The storages that are there after forward: those Python reaches, and those Y's own function saved."""
+    saved = getattr(getattr(y, "grad_fn", None), "saved_tensors", None) or ()
+    return _storages() | {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+                          for t in saved if isinstance(t, Tensor)}
+
+
 def _backward(channel: Channel, y: Tensor, upstream: Tensor, leaves: dict[str, Tensor]) -> Answer:
     outputs, facts = _named(Y=y)
     if "Y" in outputs and y.shape == upstream.shape and y.requires_grad:
@@ -103,12 +131,36 @@ def _named(**values) -> Answer:
     return tensors, {name: type(value).__name__ for name, value in values.items() if name not in tensors}
 
 
+_made: dict[str, list[dist.ProcessGroup]] = {}  # by mesh: groups are made once in a rank
+
+
+def _groups(mesh: dict[str, int] | None) -> list[dist.ProcessGroup]:
+    """This rank's group along each dimension of ``mesh``, the last varying fastest; without one, all ranks."""
+    if not mesh:
+        return [dist.group.WORLD]
+    if str(mesh) not in _made:
+        sizes = tuple(mesh.values())
+        places = torch.arange(prod(sizes)).view(sizes)
+        _made[str(mesh)] = [_line(places.movedim(dim, -1).reshape(-1, size)) for dim, size in enumerate(sizes)]
+    return _made[str(mesh)]
+
+
+def _line(lines: Tensor) -> dist.ProcessGroup:
+    """That of the ``lines`` of ranks on which this one is; every rank makes all of them, as torch asks."""
+    made = {tuple(line): dist.new_group(line) for line in lines.tolist()}
+    return next(group for line, group in made.items() if dist.get_rank() in line)
+
+
 def _held() -> int:
     """Bytes of every tensor that Python can reach in this process, each storage once."""
+    return sum(_storages().values())
+
+
+def _storages() -> dict[int, int]:
+    """Where the storage of every tensor that Python can reach lies, and its bytes."""
     gc.collect()
-    storages = {
+    return {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
         for t in gc.get_objects()
         if issubclass(type(t), Tensor)
     }
-    return sum(storages.values())

@@ -234,6 +234,13 @@ def _wait_lines(outcome: Outcome) -> list[str]:
 
 
 def _memory_lines(case: Case, outcome: Outcome) -> list[str]:
+    for rank, facts in enumerate(outcome.facts):
+        kept = facts.get("kept")
+        if case.keeps is not None and type(kept) is int and kept > case.keeps:
+            return [
+                f"Rank {rank} keeps {bytes_text(kept)} for backward besides its inputs; {bytes_text(case.keeps)}"
+                " are allowed: keep your own blocks and gather again."
+            ]
     if case.holds is None:
         return []
     for rank, facts in enumerate(outcome.facts):
