@@ -86,6 +86,14 @@ CASES = {
         [GIVEN[0] + GIVEN[2], GIVEN[1], GIVEN[0] + GIVEN[2]],
         None,
     ),
+    "a broadcast and a reduce in groups of two, asynchronous": (
+        "\n    g = [dist.new_group([0, 1]), dist.new_group([1, 2])][r // 2]\n    y = x.clone()\n"
+        "    if r < 2:\n        dist.broadcast(x, group=g, group_src=1, async_op=True).wait()\n"
+        "        dist.reduce(y, group=g, group_dst=0, async_op=True).wait()\n"
+        "    return x + (y if r == 0 else 0)",
+        [GIVEN[1] + GIVEN[0] + GIVEN[1], GIVEN[1], GIVEN[2]],
+        [0, 96, 0],  # the last of a broadcast sends nothing, nor does the root of a reduce
+    ),
     "asynchronous": ("w = dist.all_reduce(x, async_op=True); w.wait(); return x", [SUM] * N, 64),
 }
 
@@ -109,6 +117,13 @@ def test_operation(name: str):
         assert torch.equal(outcome.outputs[rank]["result"], expected[rank])
         sent = sum(m.wire for m in outcome.messages if m.rank == rank)
         assert wire is None or sent == pytest.approx(wire[rank] if isinstance(wire, list) else wire)
+
+
+def test_a_message_says_among_which_ranks():
+    hub, x = Hub(3), torch.ones(2, dtype=torch.float64)
+    header = {"id": 0, "op": "all_reduce", "reduce": "sum", "group": [0, 2], "where": ["cell 1", 7]}
+    hub.submit(2, {**header, "outputs": [["float64", [2]]]}, [x])
+    assert [(m.rank, m.group) for m in hub.messages] == [(2, (0, 2))]
 
 
 @pytest.mark.parametrize("op", ["broadcast", "scatter"])

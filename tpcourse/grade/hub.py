@@ -67,6 +67,7 @@ class Message:
     wire: float
     phase: str
     where: tuple[str, int]
+    group: tuple[int, ...] = ()  # among which ranks
 
 
 @dataclass
@@ -138,7 +139,9 @@ class Hub:
         shape = tuple(call.tensors[0].shape) if call.tensors else ()
         size = sum(t.nbytes for t in call.tensors)
         phase = self.phases.get(call.rank, "forward")
-        self.messages.append(Message(call.rank, call.op, peer, shape, size, _wire(call), phase, call.where))
+        self.messages.append(
+            Message(call.rank, call.op, peer, shape, size, _wire(call), phase, call.where, call.group)
+        )
 
     def _match_pair(self, call: Call) -> list:
         me, other = call.group.index(call.rank), call.more["peer"]
