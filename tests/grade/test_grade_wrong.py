@@ -7,6 +7,7 @@ import grade_answers
 import grade_answers_attention
 import grade_answers_mlp
 import grade_answers_row
+import grade_answers_summa
 import grade_answers_vocabulary
 import pytest
 from grade_answers import Wrong, cell_of, with_cell
@@ -14,7 +15,13 @@ from grade_answers import Wrong, cell_of, with_cell
 from tpcourse.grade.grading import Submission
 from tpcourse.grade.tasks import TASKS
 
-LATER = grade_answers_row, grade_answers_mlp, grade_answers_vocabulary, grade_answers_attention
+LATER = (
+    grade_answers_row,
+    grade_answers_mlp,
+    grade_answers_vocabulary,
+    grade_answers_attention,
+    grade_answers_summa,
+)
 MODULES = grade_answers, *LATER
 WRONG = [wrong for module in MODULES for wrong in module.WRONG]
 
