@@ -152,18 +152,18 @@ def first_of_the_region_names():
 def each_its_own_bias():
     from tpcourse.comm import reduce_scatter
 
-    return lambda y, bias, group: reduce_scatter(y, group, 0) + bias
+    return lambda y, bias, group, scatter: reduce_scatter(y, group, 0) + bias
 
 
 def the_sum_for_all():
     from tpcourse.comm import all_reduce
 
-    return all_reduce
+    return lambda y, bias, group, scatter: all_reduce(y, group) + bias
 
 
 @pytest.mark.parametrize("scatter, wrong", [
-    (True, spoil(all_gather=first_of_the_region_names)), (True, spoil(scatter_and_add=each_its_own_bias)),
-    (False, spoil(all_gather=first_of_the_region_names)), (False, spoil(reduce_from_region=the_sum_for_all))])
+    (True, spoil(all_gather=first_of_the_region_names)), (True, spoil(leave_region=each_its_own_bias)),
+    (False, spoil(all_gather=first_of_the_region_names)), (False, spoil(leave_region=the_sum_for_all))])
 def test_the_usual_bugs_are_seen(eight, scatter, wrong):
     """Gradients not summed over i; the bias' not over l; dY summed where all have it whole."""
     check(eight, scatter, keep=True)
@@ -183,11 +183,11 @@ def test_the_usual_bugs_by_how_much(eight):
         return own.grad, layer.weight.grad, layer.bias.grad
 
     right = eight.run(grads, True, None)
-    parts = eight.run(grads, True, spoil(scatter_and_add=each_its_own_bias))
+    parts = eight.run(grads, True, spoil(leave_region=each_its_own_bias))
     for rank in range(0, 8, 2):  # l = 0, and the next rank has l = 1
         assert_close(parts[rank][2] + parts[rank + 1][2], right[rank][2])
         assert not torch.allclose(parts[rank][2], right[rank][2])
-    twice = eight.run(grads, False, spoil(reduce_from_region=the_sum_for_all))
+    twice = eight.run(grads, False, spoil(leave_region=the_sum_for_all))
     for (dx, dw, db), (large_dx, large_dw, same) in zip(eight.run(grads, False, None), twice):
         assert_close((large_dx, large_dw, same), (2 * dx, 2 * dw, db))
 

@@ -6,8 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from tpcourse.comm import Group, describe, even_sizes, gather_from_region
-from tpcourse.layers.layout import Layout, block_spans, check_shared, keep_own, split_along
+from tpcourse.comm import Group, describe, gather_from_region
+from tpcourse.layers.layout import Layout, block_sizes, block_spans, check_shared, keep_own, split_along
 from tpcourse.layers.linear import entering_linear
 
 
@@ -38,7 +38,7 @@ class ColumnParallelLinear(nn.Module):
                  stride: int | Sequence[int] = 1, weight: nn.Parameter | None = None,
                  dtype: torch.dtype | None = None) -> None:
         super().__init__()
-        self.blocks = _blocks(out_features, stride, group)
+        self.blocks = block_sizes(out_features, stride, group)
         if gather_output and (skip_bias_add or len(self.blocks) > 1):
             raise ValueError(f"gather_output=True joins the ranks' columns, so it fits neither the blocks of "
                              f"stride={stride} nor a bias kept back, skip_bias_add={skip_bias_add}; drop one")
@@ -78,19 +78,3 @@ class ColumnParallelLinear(nn.Module):
     def extra_repr(self) -> str:
         return (f"{self.in_features} to {self.out_features} features, bias={self.bias is not None}, "
                 f"gather_output={self.gather_output}, over {describe(self.group)}")
-
-
-def _blocks(out_features: int, stride: int | Sequence[int], group: Group) -> list[int]:
-    """The widths of the matrices that lie side by side in A."""
-    if isinstance(stride, int):
-        if stride < 1 or out_features % stride:
-            raise ValueError(f"out_features={out_features} are not stride={stride} equal blocks; pass "
-                             "stride as the list of the blocks' sizes")
-        stride = [out_features // stride] * stride
-    if sum(stride) != out_features:
-        raise ValueError(f"the blocks of stride={list(stride)} add up to {sum(stride)}, not to out_features="
-                         f"{out_features}; pass blocks that do")
-    for block in stride:
-        one = len(stride) == 1
-        even_sizes(block, group, f"out_features={block}" if one else f"a block of {block} in {list(stride)}")
-    return list(stride)

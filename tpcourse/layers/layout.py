@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tpcourse.comm import Group, group_rank, my_slice
+from tpcourse.comm import Group, even_sizes, group_rank, my_slice
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,25 @@ def split_along(dim: int, shape: Sequence[int], spans: Sequence[slice],
         pieces.append(Piece(tuple(here), tuple(there), is_owned))
         start = here[dim].stop
     return Layout(tuple(shape), tuple(pieces))
+
+
+def block_sizes(out_features: int, stride: int | Sequence[int], group: Group) -> list[int]:
+    """The widths of the matrices that lie side by side: `stride` equal ones, or those it lists.
+
+    Raises ValueError if they do not add up to out_features, or P does not divide one of them.
+    """
+    if isinstance(stride, int):
+        if stride < 1 or out_features % stride:
+            raise ValueError(f"out_features={out_features} are not stride={stride} equal blocks; pass "
+                             "stride as the list of the blocks' sizes")
+        stride = [out_features // stride] * stride
+    if sum(stride) != out_features:
+        raise ValueError(f"the blocks of stride={list(stride)} add up to {sum(stride)}, not to out_features="
+                         f"{out_features}; pass blocks that do")
+    for block in stride:
+        one = len(stride) == 1
+        even_sizes(block, group, f"out_features={block}" if one else f"a block of {block} in {list(stride)}")
+    return list(stride)
 
 
 def block_spans(blocks: Sequence[int], group: Group) -> list[slice]:

@@ -1,4 +1,4 @@
-"""The linear map with which a tensor-parallel region begins, and how its backward hides what it sends."""
+"""Where a tensor-parallel region begins, in a linear map that hides what it sends, and where it ends."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpcourse.comm import Group, even_sizes, group_of, group_size, raw
+from tpcourse.comm import Group, even_sizes, group_of, group_size, raw, reduce_from_region, reduce_scatter
 
 
 def entering_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group,
@@ -31,7 +31,7 @@ def entering_linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: Group
     """
     if sequence_parallel:
         _check_has_tokens(x.shape)
-    x, weight, bias = _autocast(x, weight, bias)
+    x, weight, bias = autocast(x, weight, bias)
     if group_size(group) == 1:
         return F.linear(x, weight, bias)
     return _EnteringLinear.apply(x, weight, bias, group, sequence_parallel)
@@ -49,7 +49,7 @@ def _check_has_tokens(shape: Sequence[int]) -> None:
                          f"{tuple(shape)} has no dimension for them; add one in front")
 
 
-def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors in the dtype that autocast, where it is on, gives to a product."""
     device = tensors[0].device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
@@ -72,11 +72,11 @@ class _EnteringLinear(torch.autograd.Function):
         needs_dx, needs_dw, needs_db, *_ = ctx.needs_input_grad
         dx = dw = db = summing = gathering = None
         if needs_dw and ctx.sequence_parallel:
-            x, gathering = _start_gather(x, ctx.group)
+            x, gathering = start_gather(x, ctx.group)
         rows = dy.reshape(-1, dy.size(-1))  # [tokens, out / P]
         if needs_dx:
             dx = (rows @ weight).view(*dy.shape[:-1], -1)
-            dx, summing = _start_sum(dx, ctx.group, ctx.sequence_parallel)
+            dx, summing = start_sum(dx, ctx.group, ctx.sequence_parallel)
         if gathering:
             gathering.wait()
         if needs_dw:
@@ -88,15 +88,42 @@ class _EnteringLinear(torch.autograd.Function):
         return dx, dw, db, None, None
 
 
-def _start_gather(x: Tensor, group: Group) -> tuple[Tensor, dist.Work]:
+def start_gather(x: Tensor, group: Group) -> tuple[Tensor, dist.Work]:
     """All ranks' tokens, complete once the work is waited for."""
     out = x.new_empty(group_size(group) * x.size(0), *x.shape[1:])
     return out, dist.all_gather_single(out, x.contiguous(), group=group_of(group), async_op=True)
 
 
-def _start_sum(dx: Tensor, group: Group, scatter: bool) -> tuple[Tensor, dist.Work]:
+def start_sum(dx: Tensor, group: Group, scatter: bool) -> tuple[Tensor, dist.Work]:
     """The sum of all ranks' dX, or this rank's tokens of it, complete once the work is waited for."""
     if not scatter:
         return dx, dist.all_reduce(dx, group=group_of(group), async_op=True)
     out = dx.new_empty(dx.size(0) // group_size(group), *dx.shape[1:])
     return out, dist.reduce_scatter_single(out, dx, group=group_of(group), async_op=True)
+
+
+def leave_region(y: Tensor, bias: Tensor | None, group: Group, sequence_parallel: bool) -> Tensor:
+    """Y = y_1 + ... + y_P + b, the sum with which a region ends; the bias is added once, after it.
+
+    y: [..., out], this rank's part. b: [out], whole. Y: [..., out] on every rank, for use that is the same on
+    all; with `sequence_parallel` [tokens / P, ..., out], this rank's tokens. db then takes the dY of all
+    tokens, which backward gathers in any case, and needs no message of its own.
+    """
+    if sequence_parallel and bias is not None and group_size(group) > 1:
+        return _ScatterAndAdd.apply(y, bias, group)
+    y = reduce_scatter(y, group, 0) if sequence_parallel else reduce_from_region(y, group)
+    return y if bias is None else y + bias
+
+
+class _ScatterAndAdd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y, bias, group):
+        ctx.group, ctx.dtype, ctx.bias_dtype = group, y.dtype, bias.dtype
+        return raw.reduce_scatter(y, group, 0) + bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        grad = raw.all_gather(grad.to(ctx.dtype), ctx.group, 0)  # [tokens, ..., out]
+        db = grad.flatten(0, -2).sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[1] else None
+        return grad, db, None

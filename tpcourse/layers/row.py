@@ -5,12 +5,10 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from tpcourse.comm import (Group, copy_to_region, describe, even_sizes, group_size, my_slice, raw,
-                           reduce_from_region, reduce_scatter, scatter_to_region)
+from tpcourse.comm import Group, copy_to_region, describe, even_sizes, my_slice, scatter_to_region
 from tpcourse.layers.layout import Layout, keep_own, replicated, split_along
-from tpcourse.layers.linear import check_tokens
+from tpcourse.layers.linear import check_tokens, leave_region
 
 
 class RowParallelLinear(nn.Module):
@@ -65,17 +63,12 @@ class RowParallelLinear(nn.Module):
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group, -1)  # [..., in / P]
         y = F.linear(x, self.weight)  # [..., out], a part of the sum
+        if not self.skip_bias_add:
+            return leave_region(y, self.bias, self.group, self.sequence_parallel)
         bias = self.bias
-        if self.sequence_parallel and bias is not None and not self.skip_bias_add:
-            return _scatter_and_add(y, bias, self.group)  # [tokens / P, ..., out]
-        if self.sequence_parallel:
-            y = reduce_scatter(y, self.group, 0)  # [tokens / P, ..., out]
-            bias = None if bias is None else copy_to_region(bias, self.group)  # tokens of others give db too
-        else:
-            y = reduce_from_region(y, self.group)
-        if self.skip_bias_add:
-            return y, bias
-        return y if bias is None else y + bias
+        if self.sequence_parallel and bias is not None:
+            bias = copy_to_region(bias, self.group)  # the tokens of other ranks give db too
+        return leave_region(y, None, self.group, self.sequence_parallel), bias
 
     def _check(self, x: Tensor) -> None:
         expected = self.weight.size(1) if self.input_is_parallel else self.in_features
@@ -90,25 +83,3 @@ class RowParallelLinear(nn.Module):
     def extra_repr(self) -> str:
         return (f"{self.in_features} to {self.out_features} features, bias={self.bias is not None}, "
                 f"input_is_parallel={self.input_is_parallel}, over {describe(self.group)}")
-
-
-def _scatter_and_add(y: Tensor, bias: Tensor, group: Group) -> Tensor:
-    """reduce_scatter(y) + b: with b's gradient from the gathered dY, which backward needs for y in any case.
-
-    y: [tokens, ..., out]. Result: [tokens / P, ..., out]. db needs no message of its own.
-    """
-    return y + bias if group_size(group) == 1 else _ScatterAndAdd.apply(y, bias, group)
-
-
-class _ScatterAndAdd(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, bias, group):
-        ctx.group, ctx.dtype, ctx.bias_dtype = group, y.dtype, bias.dtype
-        return raw.reduce_scatter(y, group, 0) + bias
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        grad = raw.all_gather(grad.to(ctx.dtype), ctx.group, 0)  # [tokens, ..., out]
-        db = grad.flatten(0, -2).sum(0, dtype=ctx.bias_dtype) if ctx.needs_input_grad[1] else None
-        return grad, db, None

@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from tpcourse.comm import (Group, all_gather, copy_to_region, describe, even_sizes, group_rank, group_size,
-                           my_slice, reduce_from_region, reduce_scatter, split_sizes)
+                           my_slice, reduce_scatter, split_sizes)
 from tpcourse.layers.layout import Layout, Piece, check_shared, keep_own
-from tpcourse.layers.linear import _autocast as autocast
-from tpcourse.layers.linear import _start_gather as start_gather
-from tpcourse.layers.linear import _start_sum as start_sum
-from tpcourse.layers.row import _scatter_and_add as scatter_and_add
+from tpcourse.layers.linear import autocast, leave_region, start_gather, start_sum
 from tpcourse.layers.vocabulary import own_entries
 
 
@@ -45,11 +42,6 @@ def enter_tokens(x: Tensor, axes: Axes) -> Tensor:
     return all_gather(x, axes.enter, 0) if axes.scatter else copy_to_region(x, axes.enter)
 
 
-def leave_tokens(y: Tensor, axes: Axes) -> Tensor:
-    """The sum over `leave` of y, [tokens / i, ...]: of [tokens / (i l), ...], or without `scatter` whole."""
-    return reduce_scatter(y, axes.leave, 0) if axes.scatter else reduce_from_region(y, axes.leave)
-
-
 def gather_stored(parameter: Tensor, axes: Axes, rows: int) -> Tensor:
     """The block of `rows` rows of which each rank of `storage` stores a part."""
     return all_gather(parameter, axes.storage, 0, split_sizes(rows, group_size(axes.storage)))
@@ -59,7 +51,7 @@ def cube_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axes: Axes, rows
     """Y = X W^T + b, which is
 
         x, w = enter_tokens(x, axes), gather_stored(weight, axes, rows)
-        return leave_tokens(F.linear(x, w), axes) + bias
+        return leave_region(F.linear(x, w), bias, axes.leave, axes.scatter)
 
     and differs from it in time and memory: backward computes dW while dX is summed, and without `keep` it
     gathers W again and, while dX is computed, X. A frozen W keeps no X; if X needs no gradient, no dX is
@@ -76,10 +68,7 @@ def cube_linear(x: Tensor, weight: Tensor, bias: Tensor | None, axes: Axes, rows
     if group_size(axes.leave) == 1:
         return _Product.apply(x, weight, bias, axes, rows)
     y = _Product.apply(x, weight, None, axes, rows)  # [tokens / i, out / j], a part of the sum over l
-    if axes.scatter and bias is not None:
-        return scatter_and_add(y, bias, axes.leave)  # [tokens / (i l), out / j]
-    y = leave_tokens(y, axes)
-    return y if bias is None else y + bias
+    return leave_region(y, bias, axes.leave, axes.scatter)  # [tokens / (i l), out / j]
 
 
 class _Product(torch.autograd.Function):

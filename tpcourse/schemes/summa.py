@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcourse.comm import Group, group_of, group_rank, group_size
-from tpcourse.layers.linear import _autocast as autocast
+from tpcourse.layers.linear import autocast
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcourse.comm import (Group, RandomStates, describe, even_sizes, gather_from_region, group_rank,
                            group_size, my_slice, reduce_from_region, split_sizes)
 from tpcourse.layers import Dropout, vocab_parallel_cross_entropy
-from tpcourse.layers.column import _blocks as blocks_of
-from tpcourse.layers.layout import Layout, block_spans, keep_own
-from tpcourse.layers.qkv import _check as check_heads
-from tpcourse.layers.qkv import _my_heads as my_heads
-from tpcourse.layers.qkv import _ranks_of_my_kv_head as ranks_of_my_kv_head
-from tpcourse.layers.qkv import _SumCopies as SumCopies
+from tpcourse.layers.heads import SumCopies, check_heads, my_heads, ranks_of_my_kv_head
+from tpcourse.layers.layout import Layout, block_sizes, block_spans, keep_own
+from tpcourse.layers.linear import leave_region
 from tpcourse.layers.split_entrance import SplitEmbedding, SplitInput
 from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
 from tpcourse.layers.vocabulary import check_ids, locate
-from tpcourse.schemes.cube import (Axes, CubeLinear, check_leaving, cube_linear, gather_stored, leave_tokens,
+from tpcourse.schemes.cube import (Axes, CubeLinear, check_leaving, cube_linear, gather_stored,
                                    own_words, stored)
 
 NORMS = {"layer": SplitLayerNorm, "rms": SplitRMSNorm}
@@ -74,11 +71,11 @@ class ThreeD:
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
                         stride: int | Sequence[int] = 1) -> nn.Module:
-        rows = block_spans(blocks_of(out_features, stride, self.entering.enter), self.entering.enter)
+        rows = block_spans(block_sizes(out_features, stride, self.entering.enter), self.entering.enter)
         return CubeLinear(in_features, out_features, self.entering, rows, bias)
 
     def leaving_linear(self, in_features: int, out_features: int, bias: bool = True) -> nn.Module:
-        rows = block_spans(blocks_of(out_features, 1, self.leaving.enter), self.leaving.enter)
+        rows = block_spans(block_sizes(out_features, 1, self.leaving.enter), self.leaving.enter)
         return CubeLinear(in_features, out_features, self.leaving, rows, bias)
 
     def qkv_linear(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int,
@@ -196,7 +193,8 @@ class CubeEmbedding(nn.Module):
             check_leaving(len(ids), self.axes)
         local, elsewhere = locate(ids, self.own)
         y = F.embedding(local, gather_stored(self.weight, self.axes, len(self.own)))  # [tokens / i, dim / l]
-        return leave_tokens(y.masked_fill(elsewhere[:, None], 0), self.axes)
+        y = y.masked_fill(elsewhere[:, None], 0)
+        return leave_region(y, None, self.axes.leave, self.axes.scatter)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings} embeddings of {self.dim} over {describe(self.axes.leave)}"

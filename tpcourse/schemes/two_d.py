@@ -8,8 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tpcourse.comm import (RandomStates, gather_from_region, group_size, my_slice, reduce_from_region,
                            split_sizes)
 from tpcourse.layers import Dropout, vocab_parallel_cross_entropy
-from tpcourse.layers.column import _blocks as blocks_of
-from tpcourse.layers.layout import block_spans
+from tpcourse.layers.layout import block_sizes, block_spans
 from tpcourse.layers.split_entrance import SplitEmbedding, SplitInput
 from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
 from tpcourse.schemes.summa import Grid
@@ -40,7 +39,7 @@ class TwoD:
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
                         stride: int | Sequence[int] = 1) -> nn.Module:
-        spans = block_spans(blocks_of(out_features, stride, self.grid.columns), self.grid.columns)
+        spans = block_spans(block_sizes(out_features, stride, self.grid.columns), self.grid.columns)
         return GridLinear(in_features, out_features, self.grid, spans, bias)
 
     def leaving_linear(self, in_features: int, out_features: int, bias: bool = True) -> nn.Module:

@@ -7,11 +7,8 @@ from torch import Tensor, nn
 
 from tpcourse.comm import (copy_to_region, describe, even_sizes, group_rank, group_size, my_slice,
                            reduce_scatter, split_sizes)
+from tpcourse.layers.heads import SumCopies, check_heads, my_heads, ranks_of_my_kv_head
 from tpcourse.layers.layout import Layout, Piece, check_shared, keep_own, split_along
-from tpcourse.layers.qkv import _check as check_heads
-from tpcourse.layers.qkv import _my_heads as my_heads
-from tpcourse.layers.qkv import _ranks_of_my_kv_head as ranks_of_my_kv_head
-from tpcourse.layers.qkv import _SumCopies as SumCopies
 from tpcourse.layers.vocabulary import check_ids, locate, own_entries
 from tpcourse.schemes.summa import Grid, abt, multiply
 
