@@ -7,6 +7,7 @@ import grade_answers
 import grade_answers_attention
 import grade_answers_mlp
 import grade_answers_row
+import grade_answers_sequence
 import grade_answers_summa
 import grade_answers_vocabulary
 import pytest
@@ -20,6 +21,7 @@ LATER = (
     grade_answers_mlp,
     grade_answers_vocabulary,
     grade_answers_attention,
+    grade_answers_sequence,
     grade_answers_summa,
 )
 MODULES = grade_answers, *LATER

@@ -10,6 +10,7 @@ from math import prod
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from tpcourse.grade.group import Channel
 
@@ -63,12 +64,19 @@ def differentiable(
     wanted = [wanted] if isinstance(wanted, str) else wanted
     leaves = {f"d{name}": named[name].requires_grad_() for name in wanted}
     groups, before = _groups(mesh), _storages()
-    y = getattr(answer, "apply", answer)(*inputs, *groups, *more)
+    with saved_tensors_hooks(Tensor.detach, lambda t: t):  # puts what autograd saves within Python's reach
+        y = getattr(answer, "apply", answer)(*inputs, *groups, *more)
     own = {y.untyped_storage().data_ptr()} if isinstance(y, Tensor) else set()
-    left = {at: size for at, size in _left_by(y).items() if at not in before and at not in own}
+    left = {at: size for at, size in _storages().items() if at not in before and at not in own}
     outputs, facts = _backward(channel, y, upstream, leaves)
     kept, _ = _named(**{f"{name} after the call": t for name, t in named.items()})
     return outputs | kept, facts | {"kept": sum(left.values())}
+
+
+def number(answer, channel: Channel, tensors: list[Tensor], arguments: dict) -> Answer:
+    """``answer(**arguments)``: its result, one number."""
+    value = answer(**arguments)
+    return _named(result=torch.tensor([value]).double() if isinstance(value, int | float) else value)
 
 
 def module(
@@ -106,13 +114,6 @@ def module(
     leaves = {"dX": x} | {gradient: parameters[name] for name, gradient in gradients.items()}
     outputs, more = _backward(channel, y, upstream, leaves)
     return {**start, **outputs}, {**facts, **more}
-
-
-def _left_by(y: Tensor) -> dict[int, int]:
-    """The storages that are there after forward: those Python reaches, and those Y's own function saved."""
-    saved = getattr(getattr(y, "grad_fn", None), "saved_tensors", None) or ()
-    return _storages() | {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-                          for t in saved if isinstance(t, Tensor)}
 
 
 def _backward(channel: Channel, y: Tensor, upstream: Tensor, leaves: dict[str, Tensor]) -> Answer:

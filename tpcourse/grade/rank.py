@@ -26,6 +26,7 @@ DRIVERS = {
     "function": drivers.function,
     "autograd": drivers.autograd,
     "differentiable": drivers.differentiable,
+    "number": drivers.number,
     "module": drivers.module,
 }
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpcourse.grade import attention, column, mlp, ring, row, summa, vocabulary
+from tpcourse.grade import attention, column, mlp, ring, row, sequence, summa, vocabulary
 from tpcourse.grade.case import Case
 
 
@@ -37,6 +37,9 @@ TASKS = {
         Task("shard_qkv", attention.shard_qkv),
         Task("ParallelAttention", attention.module),
         Task("kv_gradient", attention.kv_gradient),
+        Task("sequence_parallel_norm", sequence.norm),
+        Task("sequence_parallel_mlp", sequence.mlp),
+        Task("activation_bytes", sequence.activation_bytes),
         Task("summa_forward", summa.forward, ranks=(4, 9)),
         Task("SummaFunction", summa.autograd, ranks=(4, 9)),
     )
