@@ -14,7 +14,6 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator
 from pydoc_data.topics import topics
 
 import torch
@@ -32,32 +31,47 @@ KEPT = 2  # checkpoints in a folder: the last and the one before it
 LONG_S = 7 * 24 * 3600  # no run is stopped for being slow; ranks that wait for each other are
 
 
+def _option(default: object, says: str, *choices: str) -> dataclasses.Field:
+    return dataclasses.field(default=default, metadata={"help": says, "choices": choices or None})
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is trained, on what, and how; each field is an option of the program."""
+    """What is trained, on what, and how; each field is an option of the program.
 
-    tp: int = 1  # ranks
-    sequence_parallel: bool = False
-    recompute: str = "none"  # or "selective", "full"
-    dim: int = 64
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 0  # 0: as many as heads
-    positions: str = "learned"  # or "rotary"
-    activation: str = "gelu"  # or "swiglu"
-    norm: str = "layer"  # or "rms"
-    untied: bool = False  # a head with a weight of its own
-    context: int = 64  # bytes that the model looks back
-    batch: int = 16  # sequences a step
-    steps: int = 200
-    lr: float = 3e-3  # of AdamW
-    clip: float = 1.0  # greatest norm of the gradient
-    dropout: float = 0.0
-    seed: int = 0
-    text: str = ""  # a file; empty: Python's reference manual
-    save: str = ""  # a folder for checkpoints, losses and their plot
-    every: int = 100  # steps between checkpoints
-    sample: int = 200  # bytes to write at the end
+    Raises ValueError for a number that makes no sense.
+    """
+
+    tp: int = _option(1, "ranks")
+    sequence_parallel: bool = _option(False, "split tokens over the ranks between attention and MLP")
+    recompute: str = _option("none", "what backward computes again", "none", "selective", "full")
+    dim: int = _option(64, "features of a token")
+    layers: int = _option(2, "blocks")
+    heads: int = _option(4, "attention heads")
+    kv_heads: int = _option(0, "key-value heads; 0: as many as heads")
+    positions: str = _option("learned", "how a token knows its place", "learned", "rotary")
+    activation: str = _option("gelu", "of the MLP", "gelu", "swiglu")
+    norm: str = _option("layer", "LayerNorm or RMSNorm", "layer", "rms")
+    untied: bool = _option(False, "give the head a weight of its own")
+    context: int = _option(64, "bytes that the model looks back")
+    batch: int = _option(16, "sequences a step")
+    steps: int = _option(200, "steps in all, those of earlier runs included")
+    lr: float = _option(3e-3, "learning rate of AdamW")
+    clip: float = _option(1.0, "greatest norm of the gradient")
+    dropout: float = _option(0.0, "share of activations that is dropped")
+    seed: int = _option(0, "of weights, batches, dropout and sample")
+    text: str = _option("", "a file to learn; without it Python's reference manual")
+    save: str = _option("", "a folder for checkpoints, losses and their plot")
+    every: int = _option(100, "steps between checkpoints")
+    sample: int = _option(200, "bytes to write at the end")
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "dim", "layers", "heads", "context", "batch", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("kv_heads", "steps", "sample", "lr"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
 
     def model(self) -> dict:
         """The fields that decide which numbers are trained: a checkpoint goes on only with the same ones."""
@@ -80,8 +94,8 @@ def read_text(config: Config) -> Tensor:
         raise ValueError(f"--text {path}: there is no such file")
     text = path.read_bytes() if config.text else "\n\n".join(topics.values()).encode()
     if len(text) <= config.context:
-        raise ValueError(f"--text {path}: its {len(text)} bytes do not fill a context of {config.context} and "
-                         "the byte after it; pass a longer text or a smaller --context")
+        raise ValueError(f"--text {path}: {len(text)} bytes do not fill a context of {config.context} and the byte "
+                         "after it; pass a longer text or a smaller --context")
     return torch.tensor(list(text), dtype=torch.long)
 
 
@@ -188,23 +202,26 @@ def plot(losses: list[float], path: pathlib.Path) -> None:
     axes.figure.savefig(path)
 
 
-def options(fields: Iterator[dataclasses.Field]) -> argparse.ArgumentParser:
+def options() -> argparse.ArgumentParser:
     """The program's options: one for each field of `Config`."""
     parser = argparse.ArgumentParser("python -m tpcourse.train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    for field in fields:
-        name, kind = f"--{field.name.replace('_', '-')}", type(field.default)
+    for field in dataclasses.fields(Config):
+        name, kind, says = f"--{field.name.replace('_', '-')}", type(field.default), field.metadata["help"]
         if kind is bool:
-            parser.add_argument(name, action="store_true")
+            parser.add_argument(name, action="store_true", help=says)
         else:
-            parser.add_argument(name, type=kind, default=field.default, help=f"(default {field.default!r})")
+            parser.add_argument(name, type=kind, default=field.default, choices=field.metadata["choices"],
+                                metavar=None if field.metadata["choices"] else kind.__name__,
+                                help=f"{says} (default {field.default!r})")
     return parser
 
 
 def main() -> None:
     """Train, and print the losses' end and a sample; with `--save`, also store the losses and their plot."""
-    config = Config(**vars(options(dataclasses.fields(Config)).parse_args()))
+    chosen = vars(options().parse_args())
     try:
+        config = Config(**chosen)
         read_text(config)  # before any rank starts
         result = spawn(train, config, mesh={"tp": config.tp}, timeout=LONG_S)[0]
     except ValueError as error:

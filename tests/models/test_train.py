@@ -103,6 +103,14 @@ def test_other_text(two, tmp_path, monkeypatch):
             main()
 
 
+@pytest.mark.parametrize("wrong, says", [(["--tp", "0"], "tp=0 must be at least 1"),
+                                         (["--steps", "-1"], "steps=-1 must not be negative")])
+def test_numbers_that_make_no_sense_are_refused(monkeypatch, wrong, says):
+    monkeypatch.setattr(sys, "argv", ["train", *wrong])
+    with pytest.raises(SystemExit, match=says):
+        main()
+
+
 def test_it_learns():
     """Better than the frequencies of bytes alone, in a hundred steps."""
     from pydoc_data.topics import topics
