@@ -88,7 +88,7 @@ class _RootMeanSquare(torch.autograd.Function):
 
 
 def copy_together(group: Group, *parameters: Tensor) -> tuple[Tensor, ...]:
-    """`copy_to_region` for several vectors: their gradients travel in one message, and nothing is copied."""
+    """`copy_to_region` for several vectors, whose gradients travel in one message; nothing is copied."""
     return parameters if group_size(group) == 1 else _CopyTogether.apply(group, *parameters)
 
 

@@ -1,6 +1,6 @@
 """A transformer as numbers, from which formulas start and the real model can be built."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tpcourse.models import GPT
 from tpcourse.schemes import Scheme
@@ -8,7 +8,10 @@ from tpcourse.schemes import Scheme
 
 @dataclass(frozen=True)
 class Transformer:
-    """The sizes of a `GPT`; names and defaults are the model's own."""
+    """The sizes of a `GPT`; names and defaults are the model's own.
+
+    Raises ValueError for names that the model does not know, and for heads that do not divide.
+    """
 
     vocab_size: int
     context: int
@@ -24,6 +27,15 @@ class Transformer:
     bias: bool = True
     dropout: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name, known in (("activation", ("gelu", "swiglu")), ("norm", ("layer", "rms")),
+                            ("positions", ("learned", "rotary"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {known}")
+        if self.dim % self.num_heads or self.num_heads % self.kv_heads:
+            raise ValueError(f"dim={self.dim} must be divisible by num_heads={self.num_heads}, and that by "
+                             f"num_kv_heads={self.kv_heads}")
+
     @property
     def head_dim(self) -> int:
         """Features of one head."""
@@ -33,6 +45,10 @@ class Transformer:
     def kv_heads(self) -> int:
         """Key-value heads: as many as query heads unless said otherwise."""
         return self.num_kv_heads or self.num_heads
+
+    def qkv(self, ranks: int) -> int:
+        """Outputs of queries, keys and values: of fewer KV heads than `ranks` each rank has a copy of one."""
+        return (self.num_heads + 2 * max(self.kv_heads, ranks)) * self.head_dim
 
     @property
     def width(self) -> int:
@@ -51,7 +67,4 @@ class Transformer:
 
     def build(self, scheme: Scheme, recompute: str = "none") -> GPT:
         """The model itself, on a scheme."""
-        return GPT(scheme, self.vocab_size, self.context, self.dim, self.num_layers, self.num_heads,
-                   num_kv_heads=self.num_kv_heads, hidden=self.hidden, activation=self.activation, norm=self.norm,
-                   positions=self.positions, tied=self.tied, bias=self.bias, dropout=self.dropout,
-                   recompute=recompute)
+        return GPT(scheme, **asdict(self), recompute=recompute)

@@ -1,17 +1,19 @@
-"""What one-dimensional tensor parallelism sends: one collective, and its conjugate, where a region begins or ends."""
+"""What one dimension sends: a collective, and its conjugate, where a region begins or ends."""
 
 from dataclasses import dataclass
 
 from tpcourse.measure import Row
 from tpcourse.predict.messages import Axis, message
+from tpcourse.predict.shares import Shares
 
 
 @dataclass(frozen=True)
 class OneD:
     """`schemes.OneD` on P ranks, as formulas; every method says what one rank sends, of all phases.
 
-    n tokens; k input and m output features; e bytes a number, f bytes where sums are made in float32 at least.
-    Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; Korthikanti et al. 2022 (arXiv:2205.05198), 4.2.
+    n tokens; k input and m output features; e bytes a number, f bytes where sums are in float32 at least.
+    Source: Shoeybi et al. 2019 (arXiv:1909.08053), section 3; sequence parallelism: Korthikanti et al. 2022
+    (arXiv:2205.05198), section 4.2.
     """
 
     size: int
@@ -22,6 +24,11 @@ class OneD:
     def axis(self) -> Axis:
         """The one dimension."""
         return Axis(self.name, self.size)
+
+    @property
+    def shares(self) -> Shares:
+        """Inner features are split; with sequence parallelism outer tokens too."""
+        return Shares(self.size if self.sequence_parallel else 1, 1, 1, self.size)
 
     def entering_linear(self, n: int, k: int, m: int, bias: bool, e: int) -> list[Row]:
         """Without sequence parallelism dX is summed; with it X is gathered, and once more for dW."""
@@ -44,17 +51,15 @@ class OneD:
 
     def position_embedding(self, n: int, positions: int, h: int, e: int) -> list[Row]:
         """With sequence parallelism the table's gradient is summed over the tokens' ranks."""
-        return message("all_reduce", self.axis, positions * h * e, "backward") if self.sequence_parallel else []
+        return self._gradient(positions * h * e)
 
     def norm(self, n: int, h: int, parameters: int, e: int, f: int) -> list[Row]:
         """With sequence parallelism the gradients of its `parameters` numbers a feature are summed."""
-        return message("all_reduce", self.axis, parameters * h * e, "backward") if self.sequence_parallel else []
+        return self._gradient(parameters * h * e)
 
-    def kv_copies(self, kv_heads: int, head_dim: int, h: int, bias: bool, e: int) -> list[Row]:
-        """Where a KV head is on several ranks, the gradients of its key and value rows are summed over them."""
-        copies = Axis("kv_copies", max(1, self.size // kv_heads))
-        return (message("all_reduce", copies, 2 * head_dim * h * e, "backward")
-                + message("all_reduce", copies, 2 * head_dim * bias * e, "backward"))
+    def _gradient(self, size: int) -> list[Row]:
+        """The sum of a whole parameter's gradient where each rank has its own tokens."""
+        return message("all_reduce", self.axis, size, "backward") if self.sequence_parallel else []
 
     def last(self, n: int, m: int, e: int) -> list[Row]:
         """Of a leaving linear the forward message after which nothing is kept."""

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from tpcourse.measure import Row
 from tpcourse.predict.messages import Axis, message
+from tpcourse.predict.shares import Shares
 
 
 @dataclass(frozen=True)
 class ThreeD:
     """`schemes.ThreeD` on i x j x l ranks, as formulas; every method says what one rank sends, of all phases.
 
-    n tokens; k input and m output features; e bytes a number, f bytes where sums are made in float32 at least.
-    Sizes are taken to divide. Source: Bian et al. 2021 (arXiv:2105.14450), section 3.
+    n tokens; k input and m output features; e bytes a number, f bytes where sums are in float32 at least.
+    Source: Bian et al. 2021 (arXiv:2105.14450), section 3.
     """
 
     i: int
@@ -25,6 +26,13 @@ class ThreeD:
     def scatter(self) -> bool:
         """Whether tokens are split over the leaving axis too."""
         return self.leave == "reduce_scatter"
+
+    @property
+    def shares(self) -> Shares:
+        """Features are split over l outside and j inside, tokens over i and, if scattered, j or l."""
+        return Shares(self.i * self.j if self.scatter else self.i, self.l,
+                      self.i * self.l if self.scatter else self.i, self.j,
+                      looked_up=self.i, storage=self.i, keeps_gathered=self.keep_gathered)
 
     def axes(self, letters: str) -> Axis:
         """One axis, or two as one group: its name joins those of the axes with several ranks."""
@@ -50,30 +58,31 @@ class ThreeD:
         x = n // self.i * (k // over_out.size) * e  # X gathered
         w = m // over_in.size * (k // over_out.size) * e  # W gathered
         b = m // over_in.size * e * bias
-        forward, backward = ("all_gather", "reduce_scatter") if self.scatter else ("", "all_reduce")
-        rows = self._gathered(storage, w) + self._gathered(storage, b) + self.leave_tokens(n, m, e, over_in, over_out)
-        rows += message(forward, over_in, x, "forward") if forward else []
-        rows += message(backward, over_in, x, "backward")
+        rows = self._gathered(w) + self._gathered(b) + self.leave_tokens(n, m, e, over_in, over_out)
+        rows += message("all_gather", over_in, x, "forward") if self.scatter else []
+        rows += message("reduce_scatter" if self.scatter else "all_reduce", over_in, x, "backward")
         if not self.keep_gathered:
             rows += message("all_gather", storage, w, "backward")
             rows += message("all_gather", over_in, x, "backward") if self.scatter else []
         return rows
 
-    def _gathered(self, storage: Axis, size: int) -> list[Row]:
+    def _gathered(self, size: int) -> list[Row]:
         """A parameter gathered over i; backward scatters the sum of its gradient."""
-        return message("all_gather", storage, size, "forward") + message("reduce_scatter", storage, size, "backward")
+        return (message("all_gather", self.axes("i"), size, "forward")
+                + message("reduce_scatter", self.axes("i"), size, "backward"))
 
     def leave_tokens(self, n: int, m: int, e: int, over_in: Axis, over_out: Axis) -> list[Row]:
         """The sum of Y over the axis that a linear leaves by; if it is scattered, backward gathers dY."""
         y = n // self.i * (m // over_in.size) * e
         if not self.scatter:
             return message("all_reduce", over_out, y, "forward")
-        return message("reduce_scatter", over_out, y, "forward") + message("all_gather", over_out, y, "backward")
+        return (message("reduce_scatter", over_out, y, "forward")
+                + message("all_gather", over_out, y, "backward"))
 
     def embedding(self, n: int, vocab: int, h: int, e: int) -> list[Row]:
         """A leaving linear on one-hot rows, of which only the table is gathered."""
         table = vocab // self.j * (h // self.l) * e
-        return self._gathered(self.axes("i"), table) + self.leave_tokens(n, h, e, self.axes("l"), self.axes("j"))
+        return self._gathered(table) + self.leave_tokens(n, h, e, self.axes("l"), self.axes("j"))
 
     @property
     def _outer(self) -> Axis:
@@ -96,10 +105,6 @@ class ThreeD:
             rows = message("all_reduce", self.axes("l"), tokens * f, "forward")
         rows += message("all_reduce", self.axes("l"), parameters * tokens * f, "backward")
         return rows + message("all_reduce", self._outer, parameters * (h // self.l) * e, "backward")
-
-    def kv_copies(self, kv_heads: int, head_dim: int, h: int, bias: bool, e: int) -> list[Row]:
-        """As many key-value heads as ranks along j, or more, are taken for granted."""
-        return []
 
     def last(self, n: int, m: int, e: int) -> list[Row]:
         """Of a leaving linear the forward message after which nothing is kept."""

@@ -4,14 +4,15 @@ from dataclasses import dataclass
 
 from tpcourse.measure import Row
 from tpcourse.predict.messages import Axis, message
+from tpcourse.predict.shares import Shares
 
 
 @dataclass(frozen=True)
 class TwoD:
     """`schemes.TwoD` on q x q (x d) ranks, as formulas; every method says what one rank sends, of all phases.
 
-    n tokens; k input and m output features; e bytes a number, f bytes where sums are made in float32 at least.
-    Sizes are taken to divide. Source: Xu et al. 2021 (arXiv:2104.05343), section 3; depth: Wang et al. 2021
+    n tokens; k input and m output features; e bytes a number, f bytes where sums are in float32 at least.
+    Source: Xu et al. 2021 (arXiv:2104.05343), section 3; depth: Wang et al. 2021
     (arXiv:2105.14500), section 3.
     """
 
@@ -37,14 +38,21 @@ class TwoD:
     @property
     def tokens(self) -> Axis:
         """All that hold other tokens."""
-        return self.rows if self.d == 1 else Axis(f"{self.names[0]}_{self.names[2]}", self.q * self.d)
+        if 1 in (self.q, self.d):
+            return self.rows if self.d == 1 else self.depth
+        return Axis(f"{self.names[0]}_{self.names[2]}", self.q * self.d)
+
+    @property
+    def shares(self) -> Shares:
+        """Outer and inner layouts are one; every depth looks up the ids of its tokens."""
+        return Shares(self.q * self.d, self.q, self.q * self.d, self.q, looked_up=self.d)
 
     def _panels(self, kind: str, axis: Axis, size: int, phase: str) -> list[Row]:
         return message(kind, axis, size, phase, calls=self.q)
 
     def entering_linear(self, n: int, k: int, m: int, bias: bool, e: int) -> list[Row]:
         """A B forward; A B^T and A^T B backward; then the sums of dW over depth and of db over tokens."""
-        x, w, y = self._block(n, k, e), k * m // self.q**2 * e, self._block(n, m, e)
+        x, w = self._block(n, k, e), k * m // self.q**2 * e
         return (self._panels("broadcast", self.columns, x, "forward")
                 + self._panels("broadcast", self.rows, w, "forward")
                 + self._panels("broadcast", self.rows, w, "backward")  # dX = dY W^T
@@ -75,7 +83,8 @@ class TwoD:
     def embedding(self, n: int, vocab: int, h: int, e: int) -> list[Row]:
         """Each column of the grid adds up the tokens at its depth; backward gathers, and sums over depth."""
         y = n // self.d * (h // self.q) * e
-        return (message("reduce_scatter", self.rows, y, "forward") + message("all_gather", self.rows, y, "backward")
+        return (message("reduce_scatter", self.rows, y, "forward")
+                + message("all_gather", self.rows, y, "backward")
                 + message("all_reduce", self.depth, vocab * h // self.q**2 * e, "backward"))
 
     def position_embedding(self, n: int, positions: int, h: int, e: int) -> list[Row]:
@@ -92,16 +101,12 @@ class TwoD:
         rows += message("all_reduce", self.columns, parameters * tokens * f, "backward")
         return rows + message("all_reduce", self.tokens, parameters * (h // self.q) * e, "backward")
 
-    def kv_copies(self, kv_heads: int, head_dim: int, h: int, bias: bool, e: int) -> list[Row]:
-        """As many key-value heads as columns, or more, are taken for granted."""
-        return []
-
     def last(self, n: int, m: int, e: int) -> list[Row]:
         """None: the messages of SUMMA's product come before its end, where what is kept is known."""
         return []
 
     def loss(self, n: int, f: int) -> list[Row]:
-        """As in one dimension over columns, of this rank's tokens; then the sum of the losses over all tokens."""
+        """As in one dimension over columns, of this rank's tokens; then the sum of all tokens' losses."""
         tokens = n // self.tokens.size
         return (message("all_reduce", self.columns, tokens * f, "forward")
                 + message("all_reduce", self.columns, 2 * tokens * f, "forward")
