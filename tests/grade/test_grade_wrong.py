@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import grade_answers
 import grade_answers_attention
+import grade_answers_cube
 import grade_answers_mlp
 import grade_answers_row
 import grade_answers_sequence
@@ -23,6 +24,7 @@ LATER = (
     grade_answers_attention,
     grade_answers_sequence,
     grade_answers_summa,
+    grade_answers_cube,
 )
 MODULES = grade_answers, *LATER
 WRONG = [wrong for module in MODULES for wrong in module.WRONG]

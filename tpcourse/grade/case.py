@@ -20,8 +20,8 @@ class Case:
 
     inputs and expected: one entry per rank. mistakes: for an output, the wrong values that people arrive at.
     praise: said when it passes. holds: bytes of parameters that a rank may hold. keeps: bytes that forward may
-    leave behind for backward, besides its inputs and its result. refuses: the error that the
-    call must raise, with the numbers ``says`` in its message.
+    leave behind for backward, besides its inputs and its result. absolute: how far a number may be off, besides
+    1e-9 of itself. refuses: the error that the call must raise, with the numbers ``says`` in its message.
     """
 
     title: str
@@ -35,6 +35,7 @@ class Case:
     praise: str = ""
     holds: int | None = None
     keeps: int | None = None
+    absolute: float = 1e-12
     refuses: str | None = None
     says: tuple[int, ...] = ()
 

@@ -136,13 +136,14 @@ _made: dict[str, list[dist.ProcessGroup]] = {}  # by mesh: groups are made once 
 
 
 def _groups(mesh: dict[str, int] | None) -> list[dist.ProcessGroup]:
-    """This rank's group along each dimension of ``mesh``, the last varying fastest; without one, all ranks."""
+    """This rank's group along each dimension of ``mesh``, the last varying fastest; else the world."""
     if not mesh:
         return [dist.group.WORLD]
     if str(mesh) not in _made:
         sizes = tuple(mesh.values())
         places = torch.arange(prod(sizes)).view(sizes)
-        _made[str(mesh)] = [_line(places.movedim(dim, -1).reshape(-1, size)) for dim, size in enumerate(sizes)]
+        lines = [places.movedim(dim, -1).reshape(-1, size) for dim, size in enumerate(sizes)]
+        _made[str(mesh)] = [_line(along) for along in lines]
     return _made[str(mesh)]
 
 

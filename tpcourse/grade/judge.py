@@ -13,7 +13,7 @@ from tpcourse.grade import arrays
 from tpcourse.grade.case import Case, bytes_text
 from tpcourse.grade.session import Fault, Outcome, cell_name
 
-RELATIVE, ABSOLUTE = 1e-9, 1e-12  # float64: order of summation, nothing more
+RELATIVE = 1e-9  # float64: order of summation, nothing more
 
 
 @dataclass
@@ -150,14 +150,16 @@ def _value_lines(case: Case, outcome: Outcome) -> list[str]:
         got = [outputs.get(name) for outputs in outcome.outputs]
         right = [expected[name] for expected in case.expected]
         for rank in range(case.ranks):
-            difference = _difference(name, rank, got[rank], right[rank], outcome.facts[rank])
+            difference = _difference(name, rank, got[rank], right[rank], outcome.facts[rank], case.absolute)
             if difference:
                 meaning = _meaning(case, name, got, right)
                 return [difference, *([f"What this usually means: {meaning}."] if meaning else [])]
     return []
 
 
-def _difference(name: str, rank: int, got: Tensor | None, right: Tensor, facts: dict) -> str:
+def _difference(
+    name: str, rank: int, got: Tensor | None, right: Tensor, facts: dict, absolute: float
+) -> str:
     """Where ``got`` differs from ``right``, or nothing."""
     if got is None:
         return _nothing(name, rank, facts)
@@ -165,7 +167,7 @@ def _difference(name: str, rank: int, got: Tensor | None, right: Tensor, facts: 
         return f"rank {rank}, {name}: expected shape {list(right.shape)}, got {list(got.shape)}"
     if got.dtype != right.dtype:
         return f"rank {rank}, {name}: expected dtype {right.dtype}, got {got.dtype}"
-    wrong = ~torch.isclose(got, right, rtol=RELATIVE, atol=ABSOLUTE)
+    wrong = ~torch.isclose(got, right, rtol=RELATIVE, atol=absolute)
     if not wrong.any():
         return ""
     index = tuple(wrong.nonzero()[0].tolist())
@@ -212,7 +214,7 @@ def _meaning(case: Case, name: str, got: list[Tensor | None], right: list[Tensor
     numbers_only = all(g is not None and arrays.spec(g) == arrays.spec(r) for g, r in zip(got, right))
     for text, wrong in case.mistakes.get(name, []):
         if wrong and all(
-            g is not None and g.shape == w.shape and torch.allclose(g.double(), w, RELATIVE, ABSOLUTE)
+            g is not None and g.shape == w.shape and torch.allclose(g.double(), w, RELATIVE, case.absolute)
             for g, w in zip(got, wrong)
         ):
             return text

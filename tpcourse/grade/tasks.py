@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpcourse.grade import attention, column, mlp, ring, row, sequence, summa, vocabulary
+from tpcourse.grade import attention, column, cube, mlp, ring, row, sequence, summa, vocabulary
 from tpcourse.grade.case import Case
 
 
@@ -42,6 +42,10 @@ TASKS = {
         Task("activation_bytes", sequence.activation_bytes),
         Task("summa_forward", summa.forward, ranks=(4, 9)),
         Task("SummaFunction", summa.autograd, ranks=(4, 9)),
+        Task("cube_forward", cube.forward, ranks=(4, 8)),
+        Task("CubeFunction", cube.autograd, ranks=(4, 8)),
+        Task("split_layer_norm", cube.norm),
+        Task("choose_mesh", cube.choose, ranks=(1,)),
     )
 }
 

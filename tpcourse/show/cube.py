@@ -1,4 +1,4 @@
-"""The cuboid of a product's multiplications, cut over a mesh of three dimensions, and its faces X, W and Y."""
+"""The cuboid of a product's multiplications, cut over three mesh dimensions, and its faces X, A and Y."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from ipywidgets import Widget
 
 Point = tuple[float, float]
-SIDE, PAD, PALE = 1.9, 0.05, 0.2  # inches: a side, the gap between cuboids; how strong the others' colours are
+SIDE, PAD, PALE = 1.9, 0.05, 0.2  # inches: a side, a gap; how strong the others' colours are
 ACROSS, UP = 0.62, 0.42  # where a step into the depth goes
-LEFT, TOP, ROOM = 0.75, 0.75, 0.75  # inches: before Y, above W, between the cuboid and its faces
+LEFT, TOP, ROOM = 0.75, 0.75, 0.75  # inches: before Y, above A, between the cuboid and its faces
 SMALLEST = 0.15  # inches that a rank's number wants
 
 
 def cube(mesh: dict[str, int], rank: int | None = None) -> Cube:
-    """The n k m multiplications of Y = X W as a cuboid, each rank's part of it, and where X, W and Y are stored.
+    """The n k m multiplications of Y = X A as a cuboid, each rank's part of it, and who stores X, A and Y.
 
     Args:
         mesh: three dimensions and their sizes, {"i": 2, "j": 2, "l": 2}: the first cuts tokens n, downwards,
             the second output features m, to the right, the third input features k, into the depth.
         rank: whose part is picked: its multiplications and, framed on each face, the block that they need. Of
-            that block it stores one cell; the others along one mesh dimension store the rest. None: all alike.
+            that block it stores one cell; the others along a mesh dimension store the rest. None: all alike.
 
     A cell of a face is in the colour of the one rank that stores it. Tokens of X are cut by the second
-    dimension too, those of Y by the third, and W's output features by the first.
+    dimension too, those of Y by the third, and A's output features by the first.
 
     Raises:
         ValueError: not three dimensions, or no such rank.
@@ -99,22 +99,22 @@ class Cube(Drawing):
         return rank // (across * deep), rank // deep % across, rank % deep
 
     def cells(self, face: str) -> dict[int, tuple[tuple[float, float], tuple[float, float]]]:
-        """For each rank the two ranges of its cell on face "X", "W" or "Y", in parts of the sides.
+        """For each rank the two ranges of its cell on face "X", "A" or "Y", in parts of the sides.
 
-        X: tokens, in_features. W: in_features, out_features. Y: tokens, out_features.
+        X: tokens, in_features. A: in_features, out_features. Y: tokens, out_features.
         """
         i, j, l = self.sizes
         found = {}
         for rank in range(i * j * l):
             a, b, c = self.place(rank)
             found[rank] = {"X": (_range(a * j + b, i * j), _range(c, l)),
-                           "W": (_range(c, l), _range(b * i + a, j * i)),
+                           "A": (_range(c, l), _range(b * i + a, j * i)),
                            "Y": (_range(a * l + c, i * l), _range(b, j))}[face]
         return found
 
     def mates(self, face: str) -> list[int]:
         """The ranks whose cells of this face make the block that the picked rank works with."""
-        along = "WXY".index(face)  # W is shared along the first dimension, X along the second, Y the third
+        along = "AXY".index(face)  # A is shared along the first dimension, X along the second, Y the third
         own = self.place(self.rank)
         return [rank for rank in range(prod(self.sizes))
                 if all(mine == other or dim == along
@@ -126,8 +126,8 @@ class Cube(Drawing):
         lines = [f"mesh {', '.join(f'{name}={size}' for name, size in self.mesh.items())}: {names[0]} cuts "
                  f"tokens, {names[1]} output features, {names[2]} input features."]
         if self.rank is not None:
-            verbs = {"X": "is gathered from", "W": "is gathered from", "Y": "is summed with"}
-            lines += [f"Block of {face}: {verbs[face]} {ranks_text(self.mates(face))}" for face in "XWY"]
+            verbs = {"X": "is gathered from", "A": "is gathered from", "Y": "is summed with"}
+            lines += [f"Block of {face}: {verbs[face]} {ranks_text(self.mates(face))}" for face in "XAY"]
         return "\n".join(lines)
 
     def figure(self) -> Figure:
@@ -138,7 +138,7 @@ class Cube(Drawing):
         for rank in sorted(range(prod(self.sizes)), key=self._nearness):
             self._cuboid(axes, front, rank)
         corners = {"Y": (LEFT, front[1]), "X": (front[0] + SIDE + deep + 0.3, front[1]),
-                   "W": (front[0], TOP + SIDE * UP)}
+                   "A": (front[0], TOP + SIDE * UP)}
         for face, corner in corners.items():
             self._face(axes, face, corner)
         self._words(axes, front, corners)
@@ -171,17 +171,17 @@ class Cube(Drawing):
                 write(axes, *_middle(corners), str(rank), weight="bold" if own else "normal",
                       color=ink_on(rank_colour(rank)) if strong else FAINT)
         if needed:
-            block = [(min(r[d][0] for r in map(cells.get, needed)), max(r[d][1] for r in map(cells.get, needed)))
-                     for d in (0, 1)]
+            spans = [zip(*(cells[rank][dim] for rank in needed)) for dim in (0, 1)]
+            block = [(min(starts), max(stops)) for starts, stops in spans]
             axes.add_artist(Polygon(_corners(face, corner, block), fill=False, edgecolor=INK, linewidth=2.4))
 
     def _words(self, axes: Axes, front: Point, corners: dict[str, Point]) -> None:
         i, j, l = self.mesh.items()
         foot, deep = front[1] + SIDE, (SIDE * ACROSS, SIDE * UP)
-        (y_left, y_top), (x_left, x_top), (w_left, w_top) = (corners[face] for face in "YXW")
+        (y_left, y_top), (x_left, x_top), (a_left, a_top) = (corners[face] for face in "YXA")
         write(axes, y_left, y_top - 0.18, "Y", size=11.5, weight="bold", ha="left")
         write(axes, x_left - 0.05, x_top - 0.18, "X", size=11.5, weight="bold")
-        write(axes, w_left - 0.2, w_top, "W", size=11.5, weight="bold", ha="left")
+        write(axes, a_left - 0.2, a_top, "A", size=11.5, weight="bold", ha="left")
         write(axes, y_left - 0.25, y_top + SIDE / 2, "tokens n", rotation=90)
         write(axes, y_left + SIDE / 2, foot + 0.22, "out_features m")
         write(axes, front[0] - 0.22, y_top + SIDE / 2, f"n over {i[0]} = {i[1]}", rotation=90)
@@ -191,8 +191,8 @@ class Cube(Drawing):
         write(axes, x_left + deep[0] * 0.5, foot + 0.22, "in_features k")
         if self.rank is not None:
             a, b, c = self.place(self.rank)
-            said = (f"{ranks_text([self.rank])} is at {i[0]} = {a}, {j[0]} = {b}, {l[0]} = {c}. A cell's number: who "
-                    "stores it. Framed: the block that this rank works with.")
+            said = (f"{ranks_text([self.rank])} is at {i[0]} = {a}, {j[0]} = {b}, {l[0]} = {c}. A cell's "
+                    "number: who stores it. Framed: the block that this rank works with.")
             write(axes, 0.2, foot + 0.55, said, ha="left", color=FAINT)
 
 
@@ -201,14 +201,14 @@ def _range(index: int, parts: int) -> tuple[float, float]:
 
 
 def _project(corner: Point, n: float, m: float, k: float) -> Point:
-    """Inches of a point of the cuboid whose front upper left corner is `corner`; n, m, k in parts of a side."""
+    """Inches of a point of the cuboid whose front upper left is `corner`; n, m, k in parts of a side."""
     return corner[0] + SIDE * (m + ACROSS * k), corner[1] + SIDE * (n - UP * k)
 
 
 def _corners(face: str, corner: Point, ranges: Sequence[tuple[float, float]]) -> list[Point]:
     (a, b), (c, d) = ranges
     turn = [(a, c), (a, d), (b, d), (b, c)]
-    where = {"X": lambda n, k: (n, 0, k), "W": lambda k, m: (0, m, k), "Y": lambda n, m: (n, m, 0)}[face]
+    where = {"X": lambda n, k: (n, 0, k), "A": lambda k, m: (0, m, k), "Y": lambda n, m: (n, m, 0)}[face]
     return [_project(corner, *where(*point)) for point in turn]
 
 

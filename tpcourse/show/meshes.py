@@ -48,12 +48,13 @@ def meshes(costs: Costs, title: str, picked: tuple[int, int, int] | None = None)
             axes.annotate(bytes_text(count), (count / 1024 ** unit, line), (4, 0), textcoords="offset points",
                           va="center", fontsize=9, color=INK)
         axes.set_xlabel(f"{label} ({UNITS[unit]})", fontsize=10)
-        axes.set_ylabel("mesh i × j × l" if panel == 0 else "", fontsize=10)
+        axes.set_ylabel("mesh i × j × l" if panel == 0 else "", fontsize=10, labelpad=10)
         axes.tick_params(labelsize=9.5)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.28, y=0.02)
     for label, mesh in zip(figure.axes[0].get_yticklabels(), costs):
-        label.set(fontweight="bold" if mesh == picked else "normal", color=INK if picked in (None, mesh) else FAINT)
+        label.set(fontweight="bold" if mesh == picked else "normal",
+                  color=INK if picked in (None, mesh) else FAINT)
     figure.axes[0].invert_yaxis()
     words = [f"{name}: sent {bytes_text(sent)}, kept {bytes_text(kept)}"
              for name, (sent, kept) in zip(names, costs.values())]
