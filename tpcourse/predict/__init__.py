@@ -1,10 +1,14 @@
 """What a step should cost: bytes, messages and memory as formulas, in the shape of what is measured."""
 
+from tpcourse.predict.cluster import GPU, Cluster, Link
 from tpcourse.predict.memory import Memory, memory
 from tpcourse.predict.model import Transformer
 from tpcourse.predict.one_d import OneD
 from tpcourse.predict.three_d import ThreeD
+from tpcourse.predict.time import Time, step_time
+from tpcourse.predict.training import Training, training_time
 from tpcourse.predict.two_d import TwoD
 from tpcourse.predict.volume import volume
 
-__all__ = ["Memory", "OneD", "ThreeD", "Transformer", "TwoD", "memory", "volume"]
+__all__ = ["GPU", "Cluster", "Link", "Memory", "OneD", "ThreeD", "Time", "Training", "Transformer", "TwoD",
+           "memory", "step_time", "training_time", "volume"]

@@ -26,6 +26,16 @@ class OneD:
         return Axis(self.name, self.size)
 
     @property
+    def mesh(self) -> dict[str, int]:
+        """Its dimensions, the last varying fastest."""
+        return {self.name: self.size}
+
+    @property
+    def heads(self) -> str:
+        """The mesh dimension over which heads are split."""
+        return self.name
+
+    @property
     def shares(self) -> Shares:
         """Inner features are split; with sequence parallelism outer tokens too."""
         return Shares(self.size if self.sequence_parallel else 1, 1, 1, self.size)

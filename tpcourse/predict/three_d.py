@@ -28,6 +28,16 @@ class ThreeD:
         return self.leave == "reduce_scatter"
 
     @property
+    def mesh(self) -> dict[str, int]:
+        """Its dimensions, the last varying fastest."""
+        return dict(zip(self.names, (self.i, self.j, self.l)))
+
+    @property
+    def heads(self) -> str:
+        """The mesh dimension over which heads are split."""
+        return self.names[1]
+
+    @property
     def shares(self) -> Shares:
         """Features are split over l outside and j inside, tokens over i and, if scattered, j or l."""
         return Shares(self.i * self.j if self.scatter else self.i, self.l,

@@ -43,6 +43,16 @@ class TwoD:
         return Axis(f"{self.names[0]}_{self.names[2]}", self.q * self.d)
 
     @property
+    def mesh(self) -> dict[str, int]:
+        """Its dimensions, the last varying fastest."""
+        return dict(zip(self.names, (self.q, self.q, self.d)))
+
+    @property
+    def heads(self) -> str:
+        """The mesh dimension over which heads are split."""
+        return self.names[1]
+
+    @property
     def shares(self) -> Shares:
         """Outer and inner layouts are one; every depth looks up the ids of its tokens."""
         return Shares(self.q * self.d, self.q, self.q * self.d, self.q, looked_up=self.d)
