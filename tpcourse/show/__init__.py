@@ -6,9 +6,11 @@ itself, with alt text that a notebook stores as text beside the image.
 
 from tpcourse.show.bars import bytes_text, ledger
 from tpcourse.show.blocks import blocks, equation
+from tpcourse.show.budget import budget
 from tpcourse.show.colours import rank_colour, rank_hatch
 from tpcourse.show.cube import cube, cube_picker
 from tpcourse.show.curves import curves, time_against_bytes
+from tpcourse.show.explorer import explorer
 from tpcourse.show.filmstrip import collective
 from tpcourse.show.growth import growth
 from tpcourse.show.layout import layout, locate
@@ -16,7 +18,8 @@ from tpcourse.show.meshes import mesh_slider, meshes
 from tpcourse.show.slider import collective_slider
 from tpcourse.show.source import source
 from tpcourse.show.summa import summa, summa_slider
+from tpcourse.show.winners import winners
 
-__all__ = ["blocks", "bytes_text", "collective", "collective_slider", "cube", "cube_picker", "curves",
-           "equation", "growth", "layout", "ledger", "locate", "mesh_slider", "meshes", "rank_colour",
-           "rank_hatch", "source", "summa", "summa_slider", "time_against_bytes"]
+__all__ = ["blocks", "budget", "bytes_text", "collective", "collective_slider", "cube", "cube_picker",
+           "curves", "equation", "explorer", "growth", "layout", "ledger", "locate", "mesh_slider", "meshes",
+           "rank_colour", "rank_hatch", "source", "summa", "summa_slider", "time_against_bytes", "winners"]

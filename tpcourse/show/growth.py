@@ -1,4 +1,4 @@
-"""How a cost grows or falls with the number of ranks: formulas as lines, what was counted as points on them."""
+"""How bytes grow or fall with the number of ranks: formulas as lines, what was counted as points on them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ PENS = (("#9A9A9A", "-", "o"), (INK, "-", "s"), ("#6E6E6E", "--", "^"), (INK, ":
 
 
 def growth(lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]], title: str,
-           ylabel: str = "bytes that one rank sends") -> Picture:
-    """Bytes against the number of ranks P, both axes logarithmic.
+           ylabel: str = "bytes that one rank sends", xlabel: str = "ranks P") -> Picture:
+    """Bytes against the number of ranks P, or another size, both axes logarithmic.
 
     Args:
         lines: by name the predicted bytes for each P, drawn as a line.
         points: by the same names bytes that were counted for some P, drawn upon it as marks.
         title: what stands above the figure.
         ylabel: whose bytes they are.
+        xlabel: what the size is; its last word is the symbol.
 
     Raises:
         ValueError: no line, more than four, or points without a line of that name.
@@ -29,17 +30,18 @@ def growth(lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mappin
     if not 1 <= len(lines) <= len(PENS):
         raise ValueError(f"{len(lines)} lines, but this plot tells 1 to {len(PENS)} apart")
     if set(points) - set(lines):
-        raise ValueError(f"points {', '.join(set(points) - set(lines))} have no line; there are {', '.join(lines)}")
-    figure, axes = chart(7, 4, title, "ranks P", ylabel)
+        without = ", ".join(sorted(set(points) - set(lines)))
+        raise ValueError(f"points {without} have no line; there are {', '.join(lines)}")
+    figure, axes = chart(7, 4, title, xlabel, ylabel)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    words = [f"{ylabel} against ranks P; predicted, and counted."]
+    words, symbol = [f"{ylabel} against {xlabel}; predicted, and counted."], xlabel.split()[-1]
     for (name, line), (colour, dash, mark) in zip(lines.items(), PENS):
         axes.plot(*zip(*sorted(line.items())), color=colour, linestyle=dash, linewidth=2, label=name)
         found = points.get(name, {})
         if found:
             axes.plot(*zip(*sorted(found.items())), mark, color=colour, markersize=6)
-        words.append(f"{name}: " + ", ".join(f"P = {p}: {bytes_text(line[p])}" + (
+        words.append(f"{name}: " + ", ".join(f"{symbol} = {p}: {bytes_text(line[p])}" + (
             f" (counted {bytes_text(found[p])})" if p in found else "") for p in sorted(line)))
     axes.xaxis.set_major_locator(FixedLocator(sorted({p for line in lines.values() for p in line})))
     axes.xaxis.set_minor_locator(NullLocator())
