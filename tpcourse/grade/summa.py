@@ -206,8 +206,9 @@ def _traffic(p: _Problem, products: dict[str, int]) -> Traffic:
                 if sent > count * p.sends() + 1e-6:
                     what = "a product takes" if count == 1 else f"{count} products take"
                     return (
-                        f"rank {r} sent {bytes_text(sent)} in {phase}; {what} {bytes_text(count * p.sends())}:"
-                        " each block of X passes along its row once, each of A along its column"
+                        f"rank {r} sent {bytes_text(sent)} in {phase};"
+                        f" {what} {bytes_text(count * p.sends())}: each block of X passes along its row"
+                        " once, each of A along its column"
                     )
         return None
 

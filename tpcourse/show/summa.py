@@ -24,7 +24,8 @@ Matrix = list[list["float | None"]]  # None: there is nothing yet
 
 # Which of the factors and of the result lies left of the grid, above it, and in its place; what moves how.
 PLACES = {"ab": ("A", "B", "C"), "abt": ("C", "B", "A"), "atb": ("A", "C", "B")}
-WORDS = {"ab": "{left} along rows, {top} along columns", "abt": "{top} along columns, {left} summed along rows",
+WORDS = {"ab": "{left} along rows, {top} along columns",
+         "abt": "{top} along columns, {left} summed along rows",
          "atb": "{left} along rows, {top} summed along columns"}
 
 
@@ -69,8 +70,8 @@ def summa_slider(product: str, a: Tensor, b: Tensor, q: int,
 
 
 def _steps(product: str, a: Tensor, b: Tensor, q: int, names: Sequence[str]) -> list[Step]:
-    c = torch.full({"ab": (len(a), b.size(1)), "abt": (len(a), len(b)), "atb": (a.size(1), b.size(1))}[product],
-                   torch.nan, dtype=torch.float64)
+    shapes = {"ab": (len(a), b.size(1)), "abt": (len(a), len(b)), "atb": (a.size(1), b.size(1))}
+    c = torch.full(shapes[product], torch.nan, dtype=torch.float64)
     found = []
     for t in range(q):
         size = len(b) if product == "abt" else a.size(1)  # what the panels cut
