@@ -9,9 +9,9 @@ from tpcourse.predict.shares import Shares, check
 from tpcourse.predict.volume import Formulas, volume
 from tpcourse.predict.work import forward_work
 
-# Shares of the data sheets' rates that large kernels reach: of matrix products, memory and links. Those of a
-# coarse grid that fit five rows of Narayanan et al. 2021, Table 1, best: see tests/predict/test_time.py.
-MATMUL, BANDWIDTH, LINK = 0.66, 0.8, 0.9
+# Shares of the data sheets' rates that large kernels reach: of matrix products, memory and links. Of a coarse
+# grid those that fit the ten rows of Narayanan et al. 2021, Table 1, best: see tests/predict/test_time.py.
+MATMUL, BANDWIDTH, LINK = 0.68, 0.7, 0.8
 
 
 @dataclass(frozen=True)
