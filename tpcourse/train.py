@@ -94,9 +94,9 @@ def read_text(config: Config) -> Tensor:
         raise ValueError(f"--text {path}: there is no such file")
     text = path.read_bytes() if config.text else "\n\n".join(topics.values()).encode()
     if len(text) <= config.context:
-        raise ValueError(f"--text {path}: {len(text)} bytes do not fill a context of {config.context} and the byte "
-                         "after it; pass a longer text or a smaller --context")
-    return torch.tensor(list(text), dtype=torch.long)
+        raise ValueError(f"--text {path}: {len(text)} bytes do not fill a context of {config.context} and the "
+                         "byte after it; pass a longer text or a smaller --context")
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.get_default_device())
 
 
 def batch(text: Tensor, step: int, config: Config) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def batch(text: Tensor, step: int, config: Config) -> tuple[Tensor, Tensor]:
     """
     generator = torch.Generator(device="cpu").manual_seed(config.seed * 1_000_003 + step)
     start = torch.randint(len(text) - config.context, (config.batch, 1), generator=generator, device="cpu")
-    window = text[(start + torch.arange(config.context + 1, device="cpu")).to(text.device)]
+    window = text[(start + torch.arange(config.context + 1, device="cpu")).to(text.device)].long()
     return window[:, :-1], window[:, 1:]
 
 
@@ -152,7 +152,7 @@ def _progress(mesh: DeviceMesh, config: Config, losses: list[float], clock: floa
 
 
 def _speak(model: GPT, text: Tensor, config: Config) -> str:
-    written = generate(model, text[:8], config.sample, temperature=0.7, seed=config.seed)
+    written = generate(model, text[:8].long(), config.sample, temperature=0.7, seed=config.seed)
     return bytes(written.tolist()).decode(errors="replace")
 
 

@@ -186,3 +186,17 @@ def test_the_fused_kernel_refuses_dropout():
     with pytest.raises(ValueError, match="cannot draw dropout p=0.1 from the stream of its region"):
         flash_attention(q, q, q, True, Dropout(0.1, random, True))
     assert_close(flash_attention(q, q, q, True, Dropout(0.0, random, True)), F.relu(q))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_flash_attention_keeps_dry_what_it_keeps(kv_heads):
+    """q, k, v, O and a float32 a query and head: no scores, neither on the CPU nor on meta."""
+    from tpcourse.layers import flash_attention
+    from tpcourse.measure import saved_activations
+
+    for device in ("cpu", "meta"):
+        q = torch.randn(2, 4, 64, 8, device=device, requires_grad=True)
+        k, v = (torch.randn(2, kv_heads, 64, 8, device=device, requires_grad=True) for _ in range(2))
+        with saved_activations() as mem:
+            flash_attention(q, k, v, causal=True)
+        assert mem.bytes == 2 * q.nbytes + 2 * k.nbytes + 2 * 4 * 64 * 4

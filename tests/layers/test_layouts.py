@@ -171,3 +171,16 @@ def test_a_negative_norm(two):
 def four():
     with tp.World(ranks=4) as world:
         yield world
+
+
+def test_one_process_clips_without_a_group():
+    """As torch does; a dense scheme has no group."""
+    from tpcourse.layers import clip_grad_norm_
+
+    ours, theirs = (nn.Linear(3, 5, dtype=torch.float64) for _ in range(2))
+    for model in (ours, theirs):
+        for i, parameter in enumerate(model.parameters()):
+            parameter.grad = torch.full_like(parameter, i + 1.0)
+    norm = clip_grad_norm_(ours, 0.5, None)
+    assert_close(norm, nn.utils.clip_grad_norm_(theirs.parameters(), 0.5))
+    assert_close([p.grad for p in ours.parameters()], [p.grad for p in theirs.parameters()])

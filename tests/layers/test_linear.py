@@ -217,6 +217,22 @@ def test_autocast(world, sequence_parallel):
         assert_close(grads, plain_grads, rtol=0.02, atol=0.05)  # the plain one sums in float32
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["whole", "tokens"])
+def test_a_region_ends_in_the_dtype_of_autocast(world, sequence_parallel):
+    """As nn.Linear does: the bias does not widen the sum."""
+    def on_rank(mesh):
+        from tpcourse.layers import RowParallelLinear
+
+        layer = RowParallelLinear(12, 5, mesh["tp"], sequence_parallel=sequence_parallel)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(torch.randn(12, 12 // mesh.size(), requires_grad=True))
+        y.float().sum().backward()
+        return y.dtype, layer.bias.grad
+
+    for dtype, db in world.run(on_rank):
+        assert dtype == torch.bfloat16 and torch.equal(db, torch.full((5,), 12.0))
+
+
 def test_tokens_need_a_dimension(two):
     def on_rank(mesh):
         from tpcourse.layers import entering_linear

@@ -444,7 +444,8 @@ def test_autocast(eight):
             assert own_loss == pytest.approx(loss, rel=1e-3)
             for name, layout in layouts.items():
                 assert own_grads[name].dtype == torch.float32
-                assert_close(own_grads[name], layout.take(grads[name]), rtol=0.1, atol=1e-3, msg=name)
+                size = grads[name].abs().max()
+                assert_close(own_grads[name], layout.take(grads[name]), rtol=0, atol=0.05 * size, msg=name)
 
 
 def autocast_step(model, x, target):

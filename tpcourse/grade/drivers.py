@@ -76,7 +76,7 @@ def differentiable(
 def number(answer, channel: Channel, tensors: list[Tensor], arguments: dict) -> Answer:
     """``answer(**arguments)``: its result, one number."""
     value = answer(**arguments)
-    return _named(result=torch.tensor([value]).double() if isinstance(value, int | float) else value)
+    return _named(result=torch.tensor([value], dtype=torch.float64) if isinstance(value, int | float) else value)
 
 
 def module(

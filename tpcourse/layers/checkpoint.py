@@ -23,31 +23,31 @@ from tpcourse.layers.layout import Layout, Piece, model_layouts, replicated
 Held = dict[str, tuple[Tensor, Layout]]  # by name, what this rank holds, and where it lies in the whole
 
 
-def save(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group,
+def save(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group | None,
          extra: object) -> None:
     """Writes the model, the optimizer and `extra` to the folder `path`; every entry is written by its owner.
 
-    All ranks of the group make the call, with a path on a disk that all see. `extra` is any object that
-    pickles; rank 0's is saved. The checkpoint is written beside `path` and then renamed to it, so that a
-    crash leaves what was there before: `load` finds it.
+    All ranks of the group make the call, with a path on a disk that all see; without a group this process
+    has the whole model. `extra` is any object that pickles; rank 0's is saved. The checkpoint is written
+    beside `path` and then renamed to it, so that a crash leaves what was there before: `load` finds it.
     """
-    path, first = Path(path), group_rank(group) == 0
+    path, first = Path(path), group is None or group_rank(group) == 0
     new, old = _beside(path, "new"), _beside(path, "old")
     if first:
         shutil.rmtree(new, ignore_errors=True)  # what a crash left
-    dist.barrier(group_of(group))
+    _wait(group)
     named = _model_state(model, group) | _optimizer_state(model, optimizer, group)
     state = {name: _Pieces(*held) for name, held in named.items()}
     if first:
         state["rest"] = {"extra": extra, "groups": _options(optimizer)}
     planner = _SavePlanner(flatten_state_dict=False)
-    dcp.save(state, checkpoint_id=new, planner=planner, process_group=group_of(group))
+    dcp.save(state, checkpoint_id=new, planner=planner, **_among(group))
     if first:
         _replace(path, new, old)
-    dist.barrier(group_of(group))
+    _wait(group)
 
 
-def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> object:
+def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, group: Group | None) -> object:
     """Loads what `save` wrote, on any number of ranks, into a model and its optimizer; returns `extra`.
 
     All ranks of the group make the call. Values are converted to the dtypes that model and optimizer have.
@@ -68,28 +68,29 @@ def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, g
     return rest["extra"]
 
 
-def export_safetensors(model: nn.Module, path: str | Path, group: Group) -> None:
+def export_safetensors(model: nn.Module, path: str | Path, group: Group | None) -> None:
     """Writes the whole parameters and buffers to one safetensors file, under the names of the dense model.
 
     A shared parameter has one name, its first. All ranks of the group make the call; rank 0 puts the tensors
     together one by one, needs memory for all of them, and writes.
     """
-    path, wholes, first = Path(path), {}, group_rank(group) == 0
+    path, wholes, first = Path(path), {}, group is None or group_rank(group) == 0
     for name, (own, layout) in _model_state(model, group).items():
         whole = own.new_zeros(layout.shape)
         for piece in layout.pieces:
             if piece.owned:
                 whole[piece.there] = own[piece.here]
-        dist.reduce(whole.view(-1).view(torch.uint8), group=group_of(group), group_dst=0)  # bytes: exact sums
+        if group is not None:
+            dist.reduce(whole.view(-1).view(torch.uint8), group=group_of(group), group_dst=0)  # exact: bytes
         if first:
             wholes[name.removeprefix("model.")] = whole.cpu()
     if first:
         save_file(wholes, _beside(path, "new"))
         _beside(path, "new").replace(path)
-    dist.barrier(group_of(group))
+    _wait(group)
 
 
-def import_safetensors(model: nn.Module, path: str | Path, group: Group) -> None:
+def import_safetensors(model: nn.Module, path: str | Path, group: Group | None) -> None:
     """Loads this rank's part of each tensor in a file that `export_safetensors` wrote, or a dense model's.
 
     Raises ValueError, before anything is changed, if the file and the model do not have the same parameters.
@@ -102,10 +103,20 @@ def import_safetensors(model: nn.Module, path: str | Path, group: Group) -> None
             own.copy_(layout.take(file.get_tensor(name.removeprefix("model."))))
 
 
-def _read(state: dict, path: Path, group: Group) -> dict:
+def _among(group: Group | None) -> dict:
+    """Who takes part, as torch.distributed.checkpoint wants to be told."""
+    return {"no_dist": True} if group is None else {"process_group": group_of(group)}
+
+
+def _wait(group: Group | None) -> None:
+    if group is not None:
+        dist.barrier(group_of(group))
+
+
+def _read(state: dict, path: Path, group: Group | None) -> dict:
     """The state, filled with what the checkpoint has under its names."""
     planner = _LoadPlanner(flatten_state_dict=False)
-    dcp.load(state, checkpoint_id=path, planner=planner, process_group=group_of(group))
+    dcp.load(state, checkpoint_id=path, planner=planner, **_among(group))
     return state
 
 
@@ -155,7 +166,7 @@ def _chunk(piece: Piece) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(_offset(piece), torch.Size(part.stop - part.start for part in piece.there))
 
 
-def _model_state(model: nn.Module, group: Group) -> Held:
+def _model_state(model: nn.Module, group: Group | None) -> Held:
     """Parameters, and the buffers that a state dict has, which are whole on every rank."""
     layouts, kept = model_layouts(model, group), model.state_dict().keys()
     state = {name: (p.detach(), layouts[name]) for name, p in model.named_parameters()}
@@ -163,7 +174,7 @@ def _model_state(model: nn.Module, group: Group) -> Held:
     return {f"model.{name}": held for name, held in state.items()}
 
 
-def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> Held:
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, group: Group | None) -> Held:
     """What the optimizer keeps for each parameter: moments lie as it does, numbers are on every rank."""
     layouts, state = model_layouts(model, group), {}
     for name, parameter in model.named_parameters():
@@ -175,7 +186,7 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, group: 
     return state
 
 
-def _room_for_moments(metadata: Metadata, model: nn.Module, group: Group) -> Held:
+def _room_for_moments(metadata: Metadata, model: nn.Module, group: Group | None) -> Held:
     """Room for what the checkpoint has of the optimizer."""
     layouts, parameters, room = model_layouts(model, group), dict(model.named_parameters()), {}
     for full, stored in metadata.state_dict_metadata.items():

@@ -32,8 +32,25 @@ def my_heads(num_heads: int, num_kv_heads: int, group: Group) -> list[slice]:
     return [my_slice(num_heads, group), keys, values]
 
 
-def ranks_of_my_kv_head(group: Group, count: int) -> Group | None:
-    """The `count` consecutive ranks, this one among them, that hold the same KV head; None for one alone."""
+class KVCopies:
+    """The ranks that hold copies of one KV head, for the layers of a model: their group is made once.
+
+    A new group is a call that all its ranks must make, at the same point, and on GPUs takes memory.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group, self._made = group, {}
+
+    def of(self, num_kv_heads: int) -> Group | None:
+        """The ranks of `group` that hold this rank's KV head; None if no other does."""
+        count = max(1, group_size(self.group) // num_kv_heads)
+        if count not in self._made:
+            self._made[count] = _consecutive(self.group, count)
+        return self._made[count]
+
+
+def _consecutive(group: Group, count: int) -> Group | None:
+    """The `count` consecutive ranks of the group with this one among them; None for one alone."""
     if count == 1:
         return None
     parent, first = group_of(group), group_rank(group) // count * count

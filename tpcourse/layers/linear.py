@@ -52,6 +52,8 @@ def _check_has_tokens(shape: Sequence[int]) -> None:
 def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors in the dtype that autocast, where it is on, gives to a product."""
     device = tensors[0].device.type
+    if tensors[0].dtype == torch.float64:  # which autocast leaves alone
+        return list(tensors)
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return list(tensors)
     return [t if t is None else t.to(torch.get_autocast_dtype(device)) for t in tensors]
@@ -75,7 +77,7 @@ class _EnteringLinear(torch.autograd.Function):
             x, gathering = start_gather(x, ctx.group)
         rows = dy.reshape(-1, dy.size(-1))  # [tokens, out / P]
         if needs_dx:
-            dx = (rows @ weight).view(*dy.shape[:-1], -1)
+            dx = (rows @ weight).view(*dy.shape[:-1], weight.size(1))
             dx, summing = start_sum(dx, ctx.group, ctx.sequence_parallel)
         if gathering:
             gathering.wait()
@@ -112,14 +114,14 @@ def leave_region(y: Tensor, bias: Tensor | None, group: Group, sequence_parallel
     if sequence_parallel and bias is not None and group_size(group) > 1:
         return _ScatterAndAdd.apply(y, bias, group)
     y = reduce_scatter(y, group, 0) if sequence_parallel else reduce_from_region(y, group)
-    return y if bias is None else y + bias
+    return y if bias is None else y + bias.to(y.dtype)  # of another dtype under autocast
 
 
 class _ScatterAndAdd(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, bias, group):
         ctx.group, ctx.dtype, ctx.bias_dtype = group, y.dtype, bias.dtype
-        return raw.reduce_scatter(y, group, 0) + bias
+        return raw.reduce_scatter(y, group, 0) + bias.to(y.dtype)
 
     @staticmethod
     @once_differentiable

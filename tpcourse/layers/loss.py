@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tpcourse.comm import Group, describe, group_of, group_rank, group_size, reduce_from_region
+from tpcourse.comm import Group, describe, group_of, group_rank, group_size, my_slice, reduce_from_region
 from tpcourse.layers.vocabulary import check_ids, locate, own_entries
 
 
@@ -119,3 +119,16 @@ def _check(logits: Tensor, target: Tensor, vocab_size: int, ignore_index: int, s
     if not 0 <= smoothing <= 1:
         raise ValueError(f"label_smoothing={smoothing} is not between 0 and 1")
     check_ids(target, vocab_size, "target", ignore_index)
+
+
+def loss_of_split_tokens(logits: Tensor, target: Tensor, features: Group, tokens: Group,
+                         vocab_size: int) -> Tensor:
+    """The mean cross-entropy where `features` split the vocabulary and `tokens` the tokens.
+
+    logits: [T / tokens, V_r]. target: [T], of all tokens and the same on every rank, -100 where none counts:
+    so a wrong id raises on all ranks. Result, on every rank: the mean over all tokens that count.
+    """
+    check_ids(target, vocab_size, "target", -100)
+    own = target[my_slice(len(target), tokens)]
+    loss = vocab_parallel_cross_entropy(logits, own, features, vocab_size, reduction="sum")
+    return reduce_from_region(loss, tokens) / (target != -100).sum()

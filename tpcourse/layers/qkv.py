@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tpcourse.comm import Group, describe, group_rank, group_size
-from tpcourse.layers.heads import SumCopies, check_heads, my_heads, ranks_of_my_kv_head
+from tpcourse.layers.heads import KVCopies, SumCopies, check_heads, my_heads
 from tpcourse.layers.layout import Layout, keep_own, split_along
 from tpcourse.layers.linear import entering_linear
 
@@ -23,7 +23,8 @@ class QKVParallelLinear(nn.Module):
     The layer draws the whole weight, [(num_heads + 2 num_kv_heads) head_dim, in_features] with the rows of
     all queries, then keys, then values, as nn.Linear does and keeps its own rows.
 
-    All ranks of the group construct it together. Raises ValueError if P does not divide num_heads,
+    All ranks of the group construct it together. Layers of one model share the group of the copies' ranks by
+    sharing `copies`. Raises ValueError if P does not divide num_heads,
     num_kv_heads does not divide num_heads, or of num_kv_heads and P neither divides the other.
     Source: Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053), section 3; grouped queries: Ainslie et al.
     2023, arXiv:2305.13245, section 2.2.
@@ -31,13 +32,13 @@ class QKVParallelLinear(nn.Module):
 
     def __init__(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int, group: Group,
                  bias: bool = True, *, sequence_parallel: bool = False,
-                 dtype: torch.dtype | None = None) -> None:
+                 copies: KVCopies | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_heads(num_heads, num_kv_heads, group)
         self.in_features, self.head_dim, self.group = in_features, head_dim, group
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.sequence_parallel = sequence_parallel
-        self.copies = ranks_of_my_kv_head(group, max(1, group_size(group) // num_kv_heads))
+        self.copies = (copies or KVCopies(group)).of(num_kv_heads)
         keep_own(self, self.layouts(), nn.Linear(in_features, self.out_features, bias, dtype=dtype))
 
     @property

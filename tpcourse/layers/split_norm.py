@@ -141,5 +141,6 @@ def _mean_variance(x: Tensor, group: Group) -> tuple[Tensor, Tensor]:
 
 def _start_sums(grad: Tensor, normed: Tensor, centred: bool, group: Group) -> tuple[Tensor, dist.Work]:
     """Per token, over all ranks' features: the sum of grad * normed and, if centred, that of grad."""
-    sums = torch.stack([grad * normed, grad] if centred else [grad * normed]).sum(-1, keepdim=True)
+    terms = (grad * normed, grad) if centred else (grad * normed,)
+    sums = torch.stack([term.sum(-1, keepdim=True) for term in terms])
     return sums, dist.all_reduce(sums, group=group_of(group), async_op=True)

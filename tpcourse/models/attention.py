@@ -44,7 +44,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, sequence: int) -> Tensor:
         """x: outer layout; `sequence`: the tokens of one sequence."""
         q, k, v = self._heads(self.qkv(x), sequence)  # [batch, heads', sequence, head_dim]
-        if self.recompute_core:
+        if self.recompute_core and self.training:
             y = recompute(self._core, q, k, v, random=self.random)
         else:
             y = self._core(q, k, v)
@@ -52,8 +52,8 @@ class Attention(nn.Module):
 
     def _heads(self, qkv: Tensor, sequence: int) -> list[Tensor]:
         if len(qkv) % sequence:
-            raise ValueError(f"{len(qkv)} tokens on a rank are not whole sequences of {sequence}; pass a batch "
-                             f"that is divisible by the {self.batch_ranks} ranks it is split over")
+            raise ValueError(f"{len(qkv)} tokens on a rank are not whole sequences of {sequence}; pass a "
+                             f"batch that is divisible by the {self.batch_ranks} ranks it is split over")
         sizes = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
         return [rearrange(part, "(b s) (h d) -> b h s d", s=sequence, d=self.head_dim)
                 for part in qkv.split(sizes, -1)]

@@ -61,10 +61,13 @@ def generate(model: GPT, ids: Tensor, count: int, temperature: float = 1.0, seed
     """`ids` [sequence], the same on every rank, with `count` more, drawn one by one; all ranks draw the same.
 
     The window always has `context` places, those behind the last id filled with zeros that no query sees: so
-    with sequence parallelism it is `context` that must divide by the ranks, not each length on the way. Where a
-    scheme splits the batch, each of those ranks computes the same window.
+    with sequence parallelism it is `context` that must divide by the ranks, not each length on the way.
+    Where a scheme splits the batch, each of those ranks computes the same window.
+    Raises ValueError for a temperature that is not above zero.
     """
-    generator, training = torch.Generator().manual_seed(seed), model.training
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} must be above zero; a small one takes the likeliest id")
+    generator, training = torch.Generator(device="cpu").manual_seed(seed), model.training
     model.eval()
     for _ in range(count):
         window = ids[-model.context:]

@@ -8,6 +8,7 @@ from tpcourse.comm import Group, RandomStates, gather_from_region, group_size, s
 from tpcourse.layers import (ColumnParallelLinear, Dropout, LayerNorm, QKVParallelLinear, RMSNorm,
                              RowParallelLinear, VocabParallelEmbedding, VocabParallelHead,
                              vocab_parallel_cross_entropy)
+from tpcourse.layers.heads import KVCopies
 from tpcourse.layers.replicated import ReplicatedEmbedding, ReplicatedLinear
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
@@ -29,7 +30,7 @@ class OneD:
 
     def __init__(self, group: Group, sequence_parallel: bool = False, seed: int = 0) -> None:
         self.group, self.sequence_parallel = group, sequence_parallel
-        self.random = RandomStates(seed, group)
+        self.random, self._copies = RandomStates(seed, group), KVCopies(group)
         self._where = {"group": group, "sequence_parallel": sequence_parallel}  # what every part is told
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
@@ -41,7 +42,8 @@ class OneD:
 
     def qkv_linear(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int,
                    bias: bool = True) -> nn.Module:
-        return QKVParallelLinear(in_features, head_dim, num_heads, num_kv_heads, bias=bias, **self._where)
+        return QKVParallelLinear(in_features, head_dim, num_heads, num_kv_heads, bias=bias,
+                                 copies=self._copies, **self._where)
 
     def local_heads(self, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
         size = group_size(self.group)

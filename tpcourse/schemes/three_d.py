@@ -8,10 +8,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcourse.comm import (Group, RandomStates, describe, even_sizes, gather_from_region, group_rank,
                            group_size, my_slice, reduce_from_region, split_sizes)
-from tpcourse.layers import Dropout, vocab_parallel_cross_entropy
-from tpcourse.layers.heads import SumCopies, check_heads, my_heads, ranks_of_my_kv_head
+from tpcourse.layers import Dropout
+from tpcourse.layers.heads import KVCopies, SumCopies, check_heads, my_heads
 from tpcourse.layers.layout import Layout, block_sizes, block_spans, keep_own
 from tpcourse.layers.linear import leave_region
+from tpcourse.layers.loss import loss_of_split_tokens
 from tpcourse.layers.split_entrance import SplitEmbedding, SplitInput
 from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
 from tpcourse.layers.vocabulary import check_ids, locate
@@ -19,7 +20,6 @@ from tpcourse.schemes.cube import (Axes, CubeLinear, check_leaving, cube_linear,
                                    own_words, stored)
 
 NORMS = {"layer": SplitLayerNorm, "rms": SplitRMSNorm}
-IGNORED = -100  # the target of a token that does not count
 
 
 class ThreeD:
@@ -33,11 +33,11 @@ class ThreeD:
     [tokens / i, h / l], the same on all of j; inner [tokens / i, h' / j], the same on all of l, and i must
     divide the batch.
     `keep_gathered`: what linears gather, tokens over j or l and weights over i, is kept for backward: on
-    q x q x q, 1/q^2 of their inputs. Without it backward gathers again, and 1/q^3 is kept.
+    q x q x q, 1/q^2 of their inputs and weights. Without it backward gathers again, and 1/q^3 is kept.
     `seed` is that of dropout.
 
     1 x P x 1 is Megatron-LM's tensor parallelism, with sequence parallelism if `leave` is "reduce_scatter";
-    P x 1 x 1 is fully sharded data parallelism.
+    P x 1 x 1 is fully sharded data parallelism, which usually gathers again.
 
     Raises ValueError for a mesh without three named dimensions and another `leave`; when a layer is made, if
     a feature dimension does not split; in forward, if the tokens do not.
@@ -65,7 +65,7 @@ class ThreeD:
         else:  # an outer activation has a shard for each (i, l), an inner one for each (i, j)
             outer_tokens = self.inner_tokens = mesh[i]
             self.random = RandomStates(seed, over_ij, shards=over_il)
-        self.batch_ranks = group_size(self.inner_tokens)
+        self.batch_ranks, self._copies = group_size(self.inner_tokens), KVCopies(mesh[j])
         # What norms and the entrance are told: features, tokens, and who holds the same parameters.
         self._outer = {"features": mesh[l], "tokens": outer_tokens, "copies": over_ij}
 
@@ -80,7 +80,7 @@ class ThreeD:
 
     def qkv_linear(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int,
                    bias: bool = True) -> nn.Module:
-        return CubeQKV(in_features, head_dim, num_heads, num_kv_heads, self.entering, bias)
+        return CubeQKV(in_features, head_dim, num_heads, num_kv_heads, self.entering, self._copies, bias)
 
     def local_heads(self, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
         size = group_size(self.entering.enter)
@@ -107,10 +107,7 @@ class ThreeD:
                           weight=None if embedding is None else embedding.weight)
 
     def loss(self, logits: Tensor, target: Tensor, vocab_size: int) -> Tensor:
-        own = target[my_slice(len(target), self.inner_tokens)]
-        loss = vocab_parallel_cross_entropy(logits, own, self.entering.enter, vocab_size,
-                                            ignore_index=IGNORED, reduction="sum")
-        return reduce_from_region(loss, self.inner_tokens) / (target != IGNORED).sum()
+        return loss_of_split_tokens(logits, target, self.entering.enter, self.inner_tokens, vocab_size)
 
     def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
         columns = split_sizes(vocab_size, group_size(self.entering.enter))
@@ -136,15 +133,15 @@ class CubeQKV(CubeLinear):
     """
 
     def __init__(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int, axes: Axes,
-                 bias: bool = True) -> None:
+                 copies: KVCopies, bias: bool = True) -> None:
         check_heads(num_heads, num_kv_heads, axes.enter)
-        copies = ranks_of_my_kv_head(axes.enter, max(1, group_size(axes.enter) // num_kv_heads))
-        first = copies is None or group_rank(copies) == 0
+        same = copies.of(num_kv_heads)
+        first = same is None or group_rank(same) == 0
         rows = [slice(heads.start * head_dim, heads.stop * head_dim)
                 for heads in my_heads(num_heads, num_kv_heads, axes.enter)]
         super().__init__(in_features, (num_heads + 2 * num_kv_heads) * head_dim, axes, rows, bias,
                          owned=[True, first, first])
-        self.copies, self.queries = copies, rows[0].stop - rows[0].start
+        self.copies, self.queries = same, rows[0].stop - rows[0].start
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [tokens / (i j), in_features / l]."""

@@ -7,8 +7,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tpcourse.comm import (RandomStates, gather_from_region, group_size, my_slice, reduce_from_region,
                            split_sizes)
-from tpcourse.layers import Dropout, vocab_parallel_cross_entropy
+from tpcourse.layers import Dropout
+from tpcourse.layers.heads import KVCopies
 from tpcourse.layers.layout import block_sizes, block_spans
+from tpcourse.layers.loss import loss_of_split_tokens
 from tpcourse.layers.split_entrance import SplitEmbedding, SplitInput
 from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
 from tpcourse.schemes.summa import Grid
@@ -33,8 +35,8 @@ class TwoD:
 
     def __init__(self, mesh: DeviceMesh, seed: int = 0) -> None:
         self.grid = Grid.of(mesh)
-        self.group, self.batch_ranks = self.grid.ranks, group_size(self.grid.tokens)
-        self.random = RandomStates(seed, self.group)
+        self.group = self.grid.ranks
+        self.random, self._copies = RandomStates(seed, self.group), KVCopies(self.grid.columns)
         self.batch_ranks = group_size(self.grid.tokens)
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
@@ -47,7 +49,7 @@ class TwoD:
 
     def qkv_linear(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int,
                    bias: bool = True) -> nn.Module:
-        return GridQKV(in_features, head_dim, num_heads, num_kv_heads, self.grid, bias)
+        return GridQKV(in_features, head_dim, num_heads, num_kv_heads, self.grid, self._copies, bias)
 
     def local_heads(self, num_heads: int, num_kv_heads: int) -> tuple[int, int]:
         size = group_size(self.grid.columns)
@@ -72,9 +74,7 @@ class TwoD:
         return GridHead(dim, vocab_size, self.grid, None if embedding is None else embedding.weight)
 
     def loss(self, logits: Tensor, target: Tensor, vocab_size: int) -> Tensor:
-        own = target[my_slice(len(target), self.grid.tokens)]
-        loss = vocab_parallel_cross_entropy(logits, own, self.grid.columns, vocab_size, reduction="sum")
-        return reduce_from_region(loss, self.grid.tokens) / (target != -100).sum()
+        return loss_of_split_tokens(logits, target, self.grid.columns, self.grid.tokens, vocab_size)
 
     def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
         sizes = split_sizes(vocab_size, group_size(self.grid.columns))

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tpcourse.comm import (copy_to_region, describe, even_sizes, group_rank, group_size, my_slice,
                            reduce_scatter, split_sizes)
-from tpcourse.layers.heads import SumCopies, check_heads, my_heads, ranks_of_my_kv_head
+from tpcourse.layers.heads import KVCopies, SumCopies, check_heads, my_heads
 from tpcourse.layers.layout import Layout, Piece, check_shared, keep_own, split_along
 from tpcourse.layers.vocabulary import check_ids, locate, own_entries
 from tpcourse.schemes.summa import Grid, abt, multiply
@@ -71,15 +71,15 @@ class GridQKV(GridLinear):
     """
 
     def __init__(self, in_features: int, head_dim: int, num_heads: int, num_kv_heads: int, grid: Grid,
-                 bias: bool = True) -> None:
+                 copies: KVCopies, bias: bool = True) -> None:
         check_heads(num_heads, num_kv_heads, grid.columns)
         spans = [slice(head_dim * heads.start, head_dim * heads.stop)
                  for heads in my_heads(num_heads, num_kv_heads, grid.columns)]
-        copies = ranks_of_my_kv_head(grid.columns, max(1, group_size(grid.columns) // num_kv_heads))
-        first = copies is None or group_rank(copies) == 0
+        same = copies.of(num_kv_heads)
+        first = same is None or group_rank(same) == 0
         super().__init__(in_features, head_dim * (num_heads + 2 * num_kv_heads), grid, spans, bias,
                          owned=[True, first, first])
-        self.copies = copies
+        self.copies = same
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [tokens / (q d), in_features / q]."""
