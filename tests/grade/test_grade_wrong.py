@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import grade_answers
 import grade_answers_attention
+import grade_answers_costs
 import grade_answers_cube
 import grade_answers_mlp
 import grade_answers_row
@@ -23,6 +24,7 @@ LATER = (
     grade_answers_vocabulary,
     grade_answers_attention,
     grade_answers_sequence,
+    grade_answers_costs,
     grade_answers_summa,
     grade_answers_cube,
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpcourse.grade import attention, column, cube, mlp, ring, row, sequence, summa, vocabulary
+from tpcourse.grade import attention, column, costs, cube, mlp, ring, row, sequence, summa, vocabulary
 from tpcourse.grade.case import Case
 
 
@@ -40,6 +40,8 @@ TASKS = {
         Task("sequence_parallel_norm", sequence.norm),
         Task("sequence_parallel_mlp", sequence.mlp),
         Task("activation_bytes", sequence.activation_bytes),
+        Task("mlp_volume", costs.mlp_volume, ranks=(1,)),
+        Task("fit_alpha_beta", costs.alpha_beta, ranks=(1,)),
         Task("summa_forward", summa.forward, ranks=(4, 9)),
         Task("SummaFunction", summa.autograd, ranks=(4, 9)),
         Task("cube_forward", cube.forward, ranks=(4, 8)),
