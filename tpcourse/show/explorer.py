@@ -90,7 +90,7 @@ class Explorer:
         style, layout = {"description_width": "110px"}, {"width": "520px"}
         names, all_values = (self.axis, *self.others), (self.values, *self.others.values())
         sliders = [ipywidgets.SelectionSlider(
-            options=[(f"{value:,}", value) for value in values], value=values[len(values) // 2],
+            options=[(f"{value:,}", value) for value in values], value=values[(len(values) - 1) // 2],
             description=name, style=style, layout=layout) for name, values in zip(names, all_values)]
         wide = {"width": f"{WIDTH * PIXELS_PER_INCH:.0f}px", "max_width": "100%"}
         image = ipywidgets.Image(format="png", layout=wide)
