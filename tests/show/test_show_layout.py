@@ -114,6 +114,20 @@ def test_a_sum_says_so():
     assert "Σ" not in "".join(t.get_text() for t in show.blocks(shape=(2, 3), mesh={"tp": 2}).figure().axes[0].texts)
 
 
+def test_between_terms_of_a_sum_stands_a_plus():
+    def pluses(partial):
+        drawn = show.blocks(shape=(6, 5), mesh={"tp": 4}, partial=partial).figure()
+        return [t.get_text() for t in drawn.axes[0].texts].count("+")
+    assert pluses("tp") == 3 and pluses(()) == 0
+
+
+def test_a_sign_with_a_caption():
+    X = show.blocks(shape=(2, 3), mesh={"tp": 2}, title="X")
+    drawn = show.equation([X, "→\nall-reduce", X])
+    texts = [t.get_text() for t in drawn.figure().axes[0].texts]
+    assert "→" in texts and "all-reduce" in texts and drawn.title == "X → X"
+
+
 def test_a_local_tensor_of_another_size_is_refused(world):
     def shorter(mesh):
         from torch.distributed.tensor import DTensor

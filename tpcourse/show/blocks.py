@@ -48,6 +48,7 @@ def equation(parts: Sequence[Blocks | str]) -> Equation:
     """Tensors in a row with signs between them, to one scale: `show.equation([X, "·", A, "=", Y])`.
 
     Dimensions of equal size are drawn equally long, so that what a product contracts can be seen to match.
+    What follows a line break in a sign is written small below it: "→\\nall-reduce".
     """
     return Equation(tuple(parts))
 
@@ -96,7 +97,7 @@ class Equation(Drawing):
 
     @property
     def title(self) -> str:
-        return " ".join(part if isinstance(part, str) else part.title for part in self.parts)
+        return " ".join(part.split("\n")[0] if isinstance(part, str) else part.title for part in self.parts)
 
     @property
     def alt(self) -> str:
@@ -112,7 +113,9 @@ class Equation(Drawing):
         x = MARGIN
         for part, (width, height) in zip(self.parts, sizes):
             if isinstance(part, str):
-                write(axes, x, HEAD + high / 2, part, size=20, weight="bold")
+                sign, *caption = part.split("\n")
+                write(axes, x, HEAD + high / 2, sign, size=20, weight="bold")
+                write(axes, x, HEAD + high / 2 + LINE, "\n".join(caption), size=8.5)
             else:
                 _draw(axes, part, lengths, x, HEAD + (high - height) / 2)
             x += width + GAP
@@ -209,11 +212,15 @@ def _pile(axes: Axes, box: tuple[float, float, float, float], ranks: Sequence[in
           elements: tuple[int, int], sign: str) -> None:
     """One card per rank that holds the block, the first in front, within the block's own place."""
     x, y, width, height = box
-    lean = min(0.08, PILE / len(ranks), 0.4 * min(width, height) / len(ranks))
+    widest, pile, part = (0.14, 0.56, 0.5) if sign else (0.08, PILE, 0.4)  # terms lean wider, for their plus
+    lean = min(widest, pile / len(ranks), part * min(width, height) / len(ranks))
     width, height = width - lean * (len(ranks) - 1), height - lean * (len(ranks) - 1)
     for depth in reversed(range(len(ranks))):
         corner = (x + lean * depth, y + lean * (len(ranks) - 1 - depth))
         axes.add_artist(card(corner, width, height, ranks[depth]))
+        if sign and depth:
+            write(axes, corner[0] + width - lean / 2, corner[1] + lean / 2, "+", size=min(11, 75 * lean),
+                  weight="bold", color=ink_on(rank_colour(ranks[depth])))
     x, y = corner
     colour, (rows, columns) = rank_colour(ranks[0]), elements
     grid = dict(color=ink_on(colour), alpha=0.25, linewidth=0.6)
