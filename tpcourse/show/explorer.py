@@ -144,7 +144,7 @@ class _Frame:
         for name, line, marks, text in zip(self.of.names, self.lines, self.marks, self.texts):
             line.set_data(*_points(costs, name))
             marks.set_data(*_points(counted, name))
-            text.set_text(bytes_text(costs[x][name]) if name in costs[x] else "not on so many")
+            text.set_text(bytes_text(costs[x][name]) if name in costs[x] else "not on these ranks")
 
     def png(self) -> bytes:
         """The picture, of which only what moves is drawn again."""
