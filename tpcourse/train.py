@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcourse.launch import spawn
+from tpcourse.launch import RankRaised, spawn
 from tpcourse.layers import checkpoint
 from tpcourse.layers.clip import clip_grad_norm_
 from tpcourse.models import GPT, generate
@@ -39,7 +39,7 @@ def _option(default: object, says: str, *choices: str) -> dataclasses.Field:
 class Config:
     """What is trained, on what, and how; each field is an option of the program.
 
-    Raises ValueError for a number that makes no sense.
+    Raises ValueError for numbers that make no sense, alone or together.
     """
 
     tp: int = _option(1, "ranks")
@@ -72,6 +72,10 @@ class Config:
         for name in ("kv_heads", "steps", "sample", "lr"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        if self.sequence_parallel and self.context % self.tp:
+            raise ValueError(f"context={self.context} does not divide by tp={self.tp}, and with sequence "
+                             "parallelism each rank takes a share; make it "
+                             f"{self.context + -self.context % self.tp}")
 
     def model(self) -> dict:
         """The fields that decide which numbers are trained: a checkpoint goes on only with the same ones."""
@@ -94,8 +98,8 @@ def read_text(config: Config) -> Tensor:
         raise ValueError(f"--text {path}: there is no such file")
     text = path.read_bytes() if config.text else "\n\n".join(topics.values()).encode()
     if len(text) <= config.context:
-        raise ValueError(f"--text {path}: {len(text)} bytes do not fill a context of {config.context} and the "
-                         "byte after it; pass a longer text or a smaller --context")
+        raise ValueError(f"--text {path}: {len(text)} bytes do not fill a context of {config.context} and "
+                         "the byte after it; pass a longer text or a smaller --context")
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.get_default_device())
 
 
@@ -157,7 +161,7 @@ def _speak(model: GPT, text: Tensor, config: Config) -> str:
 
 
 def _checkpoints(config: Config) -> list[pathlib.Path]:
-    return sorted(pathlib.Path(config.save).glob("step_????????"))
+    return sorted(filter(checkpoint.is_checkpoint, pathlib.Path(config.save).glob("step_" + 8 * "[0-9]")))
 
 
 def save(config: Config, model: GPT, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
@@ -223,12 +227,18 @@ def main() -> None:
     try:
         config = Config(**chosen)
         read_text(config)  # before any rank starts
-        result = spawn(train, config, mesh={"tp": config.tp}, timeout=LONG_S)[0]
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
-    if int(os.environ.get("RANK", 0)) == 0:
-        print(f"loss of the last step {result.losses[-1]!r}\n\n{result.sample}")
         if config.save:
+            pathlib.Path(config.save).mkdir(parents=True, exist_ok=True)
+        result = spawn(train, config, mesh={"tp": config.tp}, timeout=LONG_S)[0]
+    except (ValueError, OSError) as error:
+        raise SystemExit(str(error)) from None
+    except RankRaised as error:  # its first line has the message, the others where it was raised
+        raise SystemExit(str(error).partition("\n")[0]) from None
+    if int(os.environ.get("RANK", 0)) == 0:
+        if result.losses:
+            print(f"loss of the last step {result.losses[-1]!r}\n")
+        print(result.sample)
+        if config.save and result.losses:
             folder = pathlib.Path(config.save)
             folder.joinpath("losses.txt").write_text("\n".join(map(repr, result.losses)) + "\n")
             plot(result.losses, folder / "losses.png")

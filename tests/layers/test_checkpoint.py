@@ -262,3 +262,53 @@ def test_a_file_of_another_model_is_refused(tmp_path, two):
     save_file(file | {"more": torch.zeros(1)}, path)
     text = f"more has shape (1,) in /model.safetensors and no such parameter {end}"
     assert set(two.run(on_rank, path)) == {text}
+
+
+def test_replaces_nothing_but_a_checkpoint(two, tmp_path):
+    """A folder or file of somebody's own stays as it is, and every rank raises."""
+    tmp_path.joinpath("mine").mkdir()
+    tmp_path.joinpath("mine", "thesis.txt").write_text("important")
+
+    def on_rank(mesh, path):
+        from tpcourse.layers import ColumnParallelLinear, checkpoint
+
+        layer = ColumnParallelLinear(6, 8, mesh["tp"])
+        with pytest.raises(ValueError, match="is no checkpoint"):
+            checkpoint.save(path, layer, torch.optim.SGD(layer.parameters(), lr=0.1), mesh["tp"], None)
+
+    for path in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
+        two.run(on_rank, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+    assert tmp_path.joinpath("mine", "thesis.txt").read_text() == "important"
+
+
+def test_an_optimizer_that_keeps_rows_and_columns_is_refused(two, tmp_path):
+    def on_rank(mesh, path):
+        from tpcourse.layers import ColumnParallelLinear, checkpoint
+
+        layer = ColumnParallelLinear(6, 8, mesh["tp"])
+        optimizer = torch.optim.Adafactor(layer.parameters(), lr=0.1)
+        layer(torch.randn(3, 6)).sum().backward()
+        optimizer.step()
+        with pytest.raises(ValueError, match="row_var of weight has shape"):
+            checkpoint.save(path, layer, optimizer, mesh["tp"], None)
+
+    two.run(on_rank, tmp_path / "saved")
+    assert not tmp_path.joinpath("saved").exists()
+
+
+def test_an_optimizer_of_fewer_parameters_takes_theirs(two, tmp_path):
+    """Fine-tuning: what is frozen now had moments once."""
+    def on_rank(mesh, path):
+        from tpcourse.layers import ColumnParallelLinear, checkpoint
+
+        layer = ColumnParallelLinear(6, 8, mesh["tp"])
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+        layer(torch.randn(3, 6)).sum().backward()
+        optimizer.step()
+        checkpoint.save(path, layer, optimizer, mesh["tp"], None)
+        fewer = torch.optim.AdamW([layer.weight], lr=0.1)
+        checkpoint.load(path, layer, fewer, mesh["tp"])
+        return torch.equal(fewer.state[layer.weight]["exp_avg"], optimizer.state[layer.weight]["exp_avg"])
+
+    assert all(two.run(on_rank, tmp_path / "saved"))

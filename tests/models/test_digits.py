@@ -1,4 +1,4 @@
-"""The ViT learns handwritten digits, the 1,797 small pictures that scikit-learn ships, as the dense one does."""
+"""The ViT learns handwritten digits, the small pictures that scikit-learn ships, as the dense one does."""
 
 import torch
 from sklearn.datasets import load_digits

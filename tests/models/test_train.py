@@ -104,11 +104,22 @@ def test_other_text(two, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong, says", [(["--tp", "0"], "tp=0 must be at least 1"),
-                                         (["--steps", "-1"], "steps=-1 must not be negative")])
+                                         (["--steps", "-1"], "steps=-1 must not be negative"),
+                                         (["--tp", "2", "--sequence-parallel", "--context", "5"], "it 6"),
+                                         (["--save", __file__], "File exists"),
+                                         (["--heads", "5", "--steps", "1"], "dim=64 is not divisible")])
 def test_numbers_that_make_no_sense_are_refused(monkeypatch, wrong, says):
     monkeypatch.setattr(sys, "argv", ["train", *wrong])
     with pytest.raises(SystemExit, match=says):
         main()
+
+
+def test_what_is_no_checkpoint_is_neither_read_nor_deleted(two, tmp_path):
+    for name in ("step_00000009", "step_backup01"):
+        tmp_path.joinpath(name).mkdir()
+    two.run(train, config(tp=2, steps=3, save=str(tmp_path), every=1))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000002", "step_00000003", "step_00000009",
+                                                          "step_backup01"]
 
 
 def test_it_learns():

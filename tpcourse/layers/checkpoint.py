@@ -30,7 +30,11 @@ def save(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, g
     All ranks of the group make the call, with a path on a disk that all see; without a group this process
     has the whole model. `extra` is any object that pickles; rank 0's is saved. The checkpoint is written
     beside `path` and then renamed to it, so that a crash leaves what was there before: `load` finds it.
+    Of several replicas of the model one makes the call, or each with a path of its own.
+    Raises ValueError, on all ranks, if something is at `path` that is no checkpoint, or the optimizer keeps
+    what is neither one number nor in the shape of its parameter, for a parameter that is split.
     """
+    _check_free(Path(path))
     path, first = Path(path), group is None or group_rank(group) == 0
     new, old = _beside(path, "new"), _beside(path, "old")
     if first:
@@ -62,7 +66,7 @@ def load(path: str | Path, model: nn.Module, optimizer: torch.optim.Optimizer, g
     _check(_shapes_in(metadata, "model."), named, path)
     rest = _read({"rest": None}, path, group)["rest"]
     _check_groups(rest["groups"], optimizer)
-    moments = _room_for_moments(metadata, model, group)
+    moments = _room_for_moments(metadata, model, optimizer, group)
     _read({name: _Pieces(*held) for name, held in (named | moments).items()}, path, group)
     _give(optimizer, model, moments, rest["groups"])
     return rest["extra"]
@@ -181,17 +185,23 @@ def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, group: 
         for key, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
                 whole = value.shape != parameter.shape
+                if whole and value.numel() > 1 and layouts[name].shape != parameter.shape:
+                    raise ValueError(f"the optimizer's {key} of {name} has shape {tuple(value.shape)}, for a "
+                                     f"part {tuple(parameter.shape)} of {layouts[name].shape}: where it lies "
+                                     "is not known; use an optimizer entry by entry, such as SGD or AdamW")
                 layout = replicated(value.shape, group) if whole else layouts[name]
                 state[f"optimizer.{key}.{name}"] = value, layout
     return state
 
 
-def _room_for_moments(metadata: Metadata, model: nn.Module, group: Group | None) -> Held:
-    """Room for what the checkpoint has of the optimizer."""
+def _room_for_moments(metadata: Metadata, model: nn.Module, optimizer: torch.optim.Optimizer,
+                      group: Group | None) -> Held:
+    """Room for what the checkpoint has of this optimizer's parameters."""
     layouts, parameters, room = model_layouts(model, group), dict(model.named_parameters()), {}
+    steered = {p for options in optimizer.param_groups for p in options["params"]}
     for full, stored in metadata.state_dict_metadata.items():
-        if full.startswith("optimizer."):
-            name = full.split(".", 2)[2]
+        name = full.split(".", 2)[-1]
+        if full.startswith("optimizer.") and parameters[name] in steered:
             like, shape = parameters[name], tuple(stored.size)
             layout = layouts[name] if shape == layouts[name].shape else replicated(shape, group)
             device = like.device if layout is layouts[name] else "cpu"
@@ -244,10 +254,20 @@ def _beside(path: Path, what: str) -> Path:
     return path.with_name(f".{path.name}.{what}")
 
 
+def is_checkpoint(path: str | Path) -> bool:
+    """Whether `save` has written this folder."""
+    return (Path(path) / ".metadata").is_file()
+
+
+def _check_free(path: Path) -> None:
+    if path.exists() and not is_checkpoint(path):
+        raise ValueError(f"{path} exists and is no checkpoint, which saving would replace; pass another path")
+
+
 def _last_whole(path: Path) -> Path:
     """`path`, or what a crash between the two renamings of `_replace` has left of it."""
     for folder in (path, _beside(path, "old")):
-        if folder.exists():
+        if is_checkpoint(folder):
             return folder
     raise FileNotFoundError(f"{path.parent} holds no checkpoint {path.name}; pass the path given to save")
 

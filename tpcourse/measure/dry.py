@@ -33,9 +33,12 @@ def dry_run(function: Callable, *args: object, mesh: dict[str, int], rank: int =
     dry, and autocast does nothing on meta: cast the model instead.
 
     mesh: dimension names and sizes, the last varying fastest, e.g. {"dp": 512, "tp": 8}.
-    Raises ValueError if the mesh has no such rank, RuntimeError where this process is already a rank.
+    Raises ValueError for an empty mesh or if it has no such rank, RuntimeError where this process is a rank
+    already.
     """
     size = math.prod(mesh.values())
+    if not mesh or min(mesh.values()) < 1:
+        raise ValueError(f"mesh={mesh} must have a dimension, and each at least one rank")
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is not one of the {size} ranks of mesh={mesh}; count from 0 to "
                          f"{size - 1}")

@@ -63,18 +63,26 @@ def generate(model: GPT, ids: Tensor, count: int, temperature: float = 1.0, seed
     The window always has `context` places, those behind the last id filled with zeros that no query sees: so
     with sequence parallelism it is `context` that must divide by the ranks, not each length on the way.
     Where a scheme splits the batch, each of those ranks computes the same window.
-    Raises ValueError for a temperature that is not above zero.
+    Raises ValueError for a temperature that is not above zero, and for no ids to begin with.
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be above zero; a small one takes the likeliest id")
+    if not len(ids):
+        raise ValueError("there are 0 ids to go on from; pass at least one")
     generator, training = torch.Generator(device="cpu").manual_seed(seed), model.training
     model.eval()
-    for _ in range(count):
-        window = ids[-model.context:]
-        padded = torch.nn.functional.pad(window, (0, model.context - len(window)))
-        logits = model(padded.expand(model.scheme.batch_ranks, -1))
-        logits = model.scheme.gather_logits(logits, model.vocab_size)[len(window) - 1]
-        likely = (logits.float().cpu() / temperature).softmax(-1)
-        ids = torch.cat([ids, torch.multinomial(likely, 1, generator=generator).to(ids.device)])
-    model.train(training)
+    try:
+        for _ in range(count):
+            likely = (_next_logits(model, ids).float().cpu() / temperature).softmax(-1)
+            ids = torch.cat([ids, torch.multinomial(likely, 1, generator=generator).to(ids.device)])
+    finally:
+        model.train(training)
     return ids
+
+
+def _next_logits(model: GPT, ids: Tensor) -> Tensor:
+    """The logits, [vocab_size], of what follows ids, [sequence]; on every rank."""
+    window = ids[-model.context:]
+    padded = torch.nn.functional.pad(window, (0, model.context - len(window)))
+    logits = model(padded.expand(model.scheme.batch_ranks, -1))
+    return model.scheme.gather_logits(logits, model.vocab_size)[len(window) - 1]
