@@ -20,6 +20,11 @@ SHARD = [
         ((PIECES, "torch.cat([q.chunk(n)[rank], k, v])"),),
     ),
     (
+        "values before keys",
+        "the order is queries, keys, values",
+        ((PIECES, "torch.cat([q.chunk(n)[rank], v.chunk(parts)[place], k.chunk(parts)[place]])"),),
+    ),
+    (
         "weaves the heads",
         "all of this rank's queries come first",
         (
@@ -52,6 +57,7 @@ SHARD = [
 ]
 
 ENTER = "Enter.apply(x, self.group) @ self.qkv.T"
+READ = "(t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in qkv.chunk(3, dim=-1))"
 CORE = "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)"
 BLOCKS = "torch.cat([block.chunk(n)[rank] for block in qkv.chunk(3)])"
 KEEP = "proj.chunk(n, dim=1)[rank].clone()"
@@ -108,6 +114,19 @@ MODULE = [
     ("not causal", "tokens see later ones", ((CORE, CORE.replace("True", "False")),)),
     ("no scale", "by the square root of head_dim", ((CORE, CORE.replace("True", "True, scale=1.0")),)),
     ("one large head", "taken for one head", (("(-1, self.head_dim))", "(1, -1))"),)),
+    (
+        "does not transpose",
+        "heads and tokens changed places",
+        (
+            ("(-1, self.head_dim)).transpose(1, 2)", "(-1, self.head_dim))"),
+            ("o.transpose(1, 2).flatten(2)", "o.flatten(2)"),
+        ),
+    ),
+    (
+        "reads head by head",
+        "read as [heads, 3, head_dim]",
+        ((READ, "qkv.unflatten(-1, (-1, 3, self.head_dim)).transpose(1, 3).unbind(1)"),),
+    ),
     (
         "gathers the heads as well",
         "is all that forward needs",

@@ -104,6 +104,7 @@ GATHER = """whole = torch.zeros(len(logits), vocab_size, dtype=logits.dtype)
     dist.all_reduce(whole, group=group)
     return torch.nn.functional.cross_entropy(whole, target, reduction="none")
     greatest ="""
+TARGET = "[:, 0].masked_fill(elsewhere, 0)"
 IGNORED = ".masked_fill(target == -100, 0)"
 
 LOSS = [
@@ -132,6 +133,17 @@ LOSS = [
         (("logits - greatest[:, None]", "logits.sub_(greatest[:, None])"),),
     ),
     ("returns the mean", "expected shape", ((IGNORED, ".mean()"),)),
+    (
+        "returns the mean of those that count",
+        "return the loss of each token",
+        ((IGNORED, f"{IGNORED}.sum() / (target != -100).sum()"),),
+    ),
+    ("returns the mean over all tokens", "return the loss of each token", ((IGNORED, f"{IGNORED}.mean()"),)),
+    (
+        "subtracts the greatest after the mask",
+        "subtract first, then mask",
+        (("= x.gather", "= logits.gather"), (TARGET, f"{TARGET} - greatest")),
+    ),
 ]
 
 CLONE = "grad = softmax.clone()"

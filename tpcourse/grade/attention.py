@@ -1,5 +1,7 @@
 """The tasks of lesson 06: a fused weight cut by heads, attention over them, gradients of copied KV heads."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -13,12 +15,18 @@ SAYS = linear.SAYS | {  # what a wrong value usually means; {n} ranks
     "in turn": "copies were dealt in turn: ranks that hold a copy of the same KV head follow each other",
     "all kv": "every rank kept the keys and values of all heads: its own queries read fewer",
     "first kv": "every rank kept KV head 0: each keeps the one that its own queries read",
+    "v first": "this rank's values come before its keys: the order is queries, keys, values",
     "woven": "the rows go head by head: all of this rank's queries come first, then its keys and values",
     "term": "that is only this rank's term of Y: its heads give one, and Y is the sum of all ranks' terms",
     "mean Y": "Y is divided by {n}: the terms are added, not averaged",
     "no scale": "the scores were not divided by the square root of head_dim",
     "not causal": "tokens see later ones: the attention is causal",
     "one head": "this rank's columns were taken for one head: a head has head_dim of them",
+    "mixed": "heads and tokens changed places: the core takes [batch, heads, sequence, head_dim]; transpose",
+    "head by head": (
+        "qkv's outputs were read as [heads, 3, head_dim]: all of this rank's queries come first, then its"
+        " keys, then its values"
+    ),
     "part of dX": "that is only this rank's part of dX: X went to all ranks' heads, and their parts add up",
     "mean dX": "dX is divided by {n}: the parts are summed, not averaged",
     "times": (
@@ -56,6 +64,7 @@ def _shard_case(n: int, rng: torch.Generator, heads: int, kv: int) -> Case:
         (says("in turn", n), [torch.cat([qs[r], ks[r % parts], vs[r % parts]]) for r in range(n)]),
         (says("first kv", n), [torch.cat([qs[r], ks[0], vs[0]]) for r in range(n)]),
         (says("all kv", n), [torch.cat([qs[r], k, v]) for r in range(n)]),
+        (says("v first", n), [torch.cat([qs[r], vs[places[r]], ks[places[r]]]) for r in range(n)]),
     ]
     if kv == heads:
         woven = torch.stack([t.unflatten(0, (-1, d)) for t in (q, k, v)], 1).flatten(0, 2)
@@ -122,6 +131,14 @@ def _traffic(n: int, limit: float, why: str) -> Traffic:
     return judge
 
 
+def _in_blocks(qkv: Tensor, d: int) -> list[Tensor]:
+    return [t.unflatten(-1, (-1, d)) for t in qkv.chunk(3, -1)]
+
+
+def _head_by_head(qkv: Tensor, d: int) -> Sequence[Tensor]:
+    return qkv.unflatten(-1, (-1, 3, d)).unbind(-2)
+
+
 class _Attention:
     """Causal attention in float64, whole and in each rank's term of Y, with all gradients."""
 
@@ -149,17 +166,26 @@ class _Attention:
         return [torch.cat(mine) for mine in zip(*blocks)], [t.contiguous() for t in proj.chunk(self.n, 1)]
 
     def term(
-        self, x: Tensor, qkv: Tensor, proj: Tensor, scale: bool = True, causal: bool = True, head_dim: int = 0
+        self,
+        x: Tensor,
+        qkv: Tensor,
+        proj: Tensor,
+        scale: bool = True,
+        causal: bool = True,
+        head_dim: int = 0,
+        read: Callable[[Tensor, int], Sequence[Tensor]] = _in_blocks,
+        heads_at: int = 1,
     ) -> Tensor:
+        """One rank's term of Y; ``read`` makes q, k and v, [batch, sequence, heads, head_dim], of its qkv."""
         d = head_dim or self.head_dim
-        q, k, v = (t.unflatten(-1, (-1, d)).transpose(1, 2) for t in (x @ qkv.T).chunk(3, -1))
+        q, k, v = (t.transpose(heads_at, 2) for t in read(x @ qkv.T, d))
         scores = q @ k.mT / (d**0.5 if scale else 1)
         if causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
             scores = scores.masked_fill(later, -torch.inf)
-        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ proj.T
+        return (scores.softmax(-1) @ v).transpose(heads_at, 2).flatten(2) @ proj.T
 
-    def otherwise(self, **change: int) -> Tensor:
+    def otherwise(self, **change: object) -> Tensor:
         """Y with something else done between the projections."""
         return sum(self.term(self.x, *pair, **change) for pair in zip(self.qkvs, self.projs))
 
@@ -221,7 +247,13 @@ def _start_mistakes(n: int, qkv: Tensor, proj: Tensor) -> dict[str, list[Mistake
 
 def _y_mistakes(p: _Attention) -> list[Mistake]:
     n, own = p.n, p.heads // p.n * p.head_dim
-    changes = {"no scale": {"scale": False}, "not causal": {"causal": False}, "one head": {"head_dim": own}}
+    changes = {
+        "no scale": {"scale": False},
+        "not causal": {"causal": False},
+        "one head": {"head_dim": own},
+        "mixed": {"heads_at": 2},
+        "head by head": {"read": _head_by_head},
+    }
     return [
         (says("term", n), p.terms),
         (says("mean Y", n), [p.y / n] * n),

@@ -28,6 +28,11 @@ SAYS = {  # what a wrong value usually means: {n} ranks
     "own target": "a rank that does not hold the target counts its logit as zero: sum it over the ranks",
     "ignored": "a token whose target is -100 has loss zero",
     "greatest": "the greatest logit was subtracted in the sum, but not from the target's logit",
+    "everywhere": (
+        "every rank subtracted the greatest logit from the target's, also where it does not hold it: subtract"
+        " first, then mask"
+    ),
+    "one mean": "that is the mean over tokens: return the loss of each token",
     "overflow": "exp overflows: subtract the greatest logit of all ranks first",
     "underflow": "exp underflows to zero: subtract the greatest logit, with ReduceOp.MAX, and nothing above",
     "no one-hot": "that is the softmax: at the target's column, on the rank that holds it, 1 is subtracted",
@@ -163,12 +168,15 @@ class _Loss(_Split):
             ("own greatest", [mixed] * n),
             ("own target", [log_z - self.at(r, greatest) for r in ranks]),
             ("greatest", [self.loss - greatest] * n),
+            ("everywhere", [self.loss + (n - 1) * greatest] * n),
             ("overflow", [less(torch.zeros_like(greatest))] * n),
             ("underflow", [less(sum(own))] * n),
             ("mean", [self.loss / n] * n),
             *(("no mask", [log_z - sum(parts)] * n) for parts in unmasked),
         ]
         found = [(self.says(name), [t.where(self.valid, 0) for t in values]) for name, values in wrong]
+        means = [self.loss.sum() / count for count in (self.tokens, self.valid.sum())]
+        found += [(SAYS["one mean"], [mean] * n) for mean in means]
         return [*found, (self.says("ignored"), [self.loss.where(self.valid, log_z)] * n)]
 
     def gradient_mistakes(self, dloss: Tensor) -> list[Mistake]:
