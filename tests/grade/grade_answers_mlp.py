@@ -73,7 +73,7 @@ MLP = [
         "Keep only this rank's part, as a copy",
         (("self.group = group", "self.group, self.spare = group, [up.weight.data, down.weight.data]"),),
     ),
-    ("takes any hidden", "Expected ValueError", (("if hidden % n:", "if False:"),)),
+    ("takes any hidden", "say at construction what does not divide", (("if hidden % n:", "if False:"),)),
 ]
 
 SHARD = [
@@ -89,9 +89,11 @@ SHARD = [
         (("gate, up = weight", "dist.broadcast(weight.clone(), src=0)\n    gate, up = weight"),),
     ),
     ("changes its input", "leave its inputs as they were", ((RIGHT, f"{RIGHT} + 0 * weight.zero_()[0]"),)),
-    ("takes any hidden", "Expected ValueError", (("if hidden % n:", "if False:"),)),
+    ("takes any hidden", "say at once what does not divide", (("if hidden % n:", "if False:"),)),
     ("nothing", "it is not written yet", whole("def shard_gate_up(weight, group):\n    pass\n")),
 ]
 
 WRONG = [Wrong("ParallelMLP", *answer) for answer in MLP]
 WRONG += [Wrong("shard_gate_up", *answer) for answer in SHARD]
+TWICE = (("if hidden % n:", "if len(weight) % n:"),)  # 2 divides 2 hidden, always
+WRONG += [Wrong("shard_gate_up", "asks of 2 hidden", "say at once what does not divide", TWICE, ranks=2)]

@@ -139,10 +139,8 @@ def _refusal_lines(case: Case, outcome: Outcome) -> list[str]:
         return [f"Your {fault.text}", f"It must say both numbers, {case.says[0]} and {case.says[1]}."]
     if fault:
         return [f"Expected {case.refuses}; instead:", *fault_lines(fault)]
-    return [
-        f"Expected {case.refuses}, and your code went on: say at construction what does not divide, and by"
-        " what."
-    ]
+    when = "at construction" if case.do == "module" else "at once"
+    return [f"Expected {case.refuses}, and your code went on: say {when} what does not divide, and by what."]
 
 
 def _value_lines(case: Case, outcome: Outcome) -> list[str]:

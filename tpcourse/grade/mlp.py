@@ -126,7 +126,8 @@ def shard_gate_up(n: int, rng: torch.Generator) -> list[Case]:
     cases = [Case(title, n, "function", settings, [[weight]] * n, expected, mistakes, traffic, praise)]
     if n > 1:
         hidden, said = n * own + 1, {"refuses": "ValueError", "says": (n * own + 1, n)}
-        title, inputs = f"{n} ranks, gate and up of {hidden} rows each", [[randn(rng, 2 * hidden, k)]] * n
+        title = f"{n} ranks, hidden={hidden}, which does not divide by {n} (weight has {2 * hidden} rows)"
+        inputs = [[randn(rng, 2 * hidden, k)]] * n
         cases.append(Case(title, n, "function", settings, inputs, [{}] * n, **said))
     return cases
 
