@@ -83,7 +83,7 @@ def thrice_backward(x, group):
     return comm.all_reduce(x, group)
 
 
-@pytest.mark.parametrize("module", ["embedding", "row", "loss"])
+@pytest.mark.parametrize("module", ["embedding", "linear", "loss"])
 def test_the_wrong_conjugate_trains_another_model(three, module):
     with pytest.raises(AssertionError, match="not close"):
         check(three, (f"tpcourse.layers.{module}.reduce_from_region", thrice_backward))
