@@ -63,7 +63,8 @@ def norm(n: int, rng: torch.Generator) -> list[Case]:
     sends = {"forward": 0, "backward": 2 * wire_bytes("all_reduce", weight.nbytes, n)}
     traffic = linear.limited(n, sends, _why_norm, [], "")
     praise = f"nothing sent forward, {bytes_text(sends['backward'])} per rank backward, for the two sums"
-    title, inputs = f"{ranks_text(n)}, {own} tokens each", [[xs[r], weight, bias, dys[r]] for r in range(n)]
+    title = f"{ranks_text(n)}, {own} tokens of {h} features each"
+    inputs = [[xs[r], weight, bias, dys[r]] for r in range(n)]
     return [Case(title, n, "differentiable", settings, inputs, right, mistakes, traffic, praise)]
 
 
