@@ -13,6 +13,11 @@ def cube_forward(x, weight, i, j, l):
     return terms.chunk(l.size())[l.rank()].contiguous()
 """
 
+I_J_SWAPPED = (
+    "X is gathered along j and W along i",
+    ((X, "gather(x, i)"), ("gather(weight, i)", "gather(weight, j)")),
+)
+
 FORWARD = [
     ("the terms are not added", "this rank's own term", ((Y, "terms.chunk(l.size())[l.rank()]"),)),
     ("averages", "is divided by 2", ((Y, Y + " / l.size()"),)),
@@ -30,6 +35,7 @@ FORWARD = [
         ),
     ),
     ("j and l swapped", "j and l are swapped", ((X, "gather(x, l)"), (Y, "scatter_sum(terms, j)"))),
+    ("i and j swapped", *I_J_SWAPPED),
     (
         "gathers the weight over all ranks",
         "which lie along no one of i, j and l",
@@ -164,6 +170,7 @@ CHOOSE = [
 ]
 
 WRONG = [Wrong("cube_forward", *answer, ranks=8) for answer in FORWARD]
+WRONG += [Wrong("cube_forward", "i and j swapped, of other sizes", *I_J_SWAPPED, ranks=4)]
 WRONG += [Wrong("CubeFunction", *answer, ranks=8) for answer in BACKWARD]
 WRONG += [Wrong("split_layer_norm", *answer) for answer in NORM]
 WRONG += [Wrong("choose_mesh", *answer, ranks=1) for answer in CHOOSE]

@@ -36,8 +36,11 @@ def test_a_cell_is_what_a_rank_stores_and_the_mates_cells_make_its_block(mesh, f
 
 def test_words_say_who_shares():
     assert show.cube(CUBE, 5).alt.splitlines()[1:] == [
-        "Block of X: is gathered from ranks 5, 7", "Block of A: is gathered from ranks 1, 5",
-        "Block of Y: is summed with ranks 4, 5"]
+        "Block of X: gathered with rank 7", "Block of A: gathered with rank 1",
+        "Block of Y: summed with rank 4"]
+    assert show.cube({"i": 1, "j": 3, "l": 1}, 2).alt.splitlines()[1:] == [
+        "Block of X: gathered with ranks 0, 1", "Block of A: its own, nothing is sent",
+        "Block of Y: its own, nothing is sent"]
     assert show.cube(CUBE, 5).title.endswith(": rank 5")
 
 

@@ -26,6 +26,7 @@ SAYS = {  # what a wrong value usually means
     "term": "that is this rank's own term: the ranks along {axis} have others; reduce-scatter adds them",
     "first": "that is the first rank's piece of the sum along {axis} on every rank: each keeps its own",
     "swapped": "j and l are swapped: X is gathered along j, and the terms of Y are added up along l",
+    "swapped ij": "i and j are swapped: X is gathered along j and W along i",
     "mean": "{name} is divided by {n}: the terms along {axis} are added, not averaged",
     "times": "{name} is {n} times too large: it was summed once too often",
     "no sum dW": (
@@ -130,6 +131,8 @@ class _Problem(_Mesh):
             (_says("mean", name="Y", n=count, axis="l"), [t / count for t in self.y]),
             (_says("times", name="Y", n=count), [t * count for t in self.y]),
         ]
+        turned = [x @ w.T for x, w in zip(self.gather(self.x, "i"), self.gather(self.w, "j"))]
+        found.append((SAYS["swapped ij"], self.piece(self.sum(turned, "l"), "l")))
         if self.sizes["j"] == count:
             crossed = [x @ w.T for x, w in zip(self.gather(self.x, "l"), self.whole_w)]
             found.append((SAYS["swapped"], self.piece(self.sum(crossed, "j"), "j")))
@@ -208,8 +211,8 @@ def forward(n: int, rng: torch.Generator) -> list[Case]:
     for p in _problems(n, rng):
         inputs = [[x, w] for x, w in zip(p.x, p.w)]
         praise = f"each rank sent {bytes_text(p.sends()['forward'])}: no more than a block along each axis"
-        expected, settings = [{"result": y} for y in p.y], {"group": True, "options": {}}
-        mistakes = {"result": p.forward_mistakes()}
+        expected, settings = [{"Y": y} for y in p.y], {"group": True, "options": {}, "called": "Y"}
+        mistakes = {"Y": p.forward_mistakes()}
         cases.append(_case(p, "function", settings, inputs, expected, mistakes, praise))
     return cases
 

@@ -25,14 +25,15 @@ def function(
     group: bool,
     options: dict,
     mesh: dict[str, int] | None = None,
+    called: str = "result",
 ) -> Answer:
-    """``answer(*tensors[, group], **options)``: its result, and each input as it is afterwards.
+    """``answer(*tensors[, group], **options)``: its result as ``called``, and each input as it is afterwards.
 
     With a ``mesh``, in place of the group: this rank's group along each of its dimensions.
     """
     inputs = dict(zip(names, tensors))
     result = answer(*(inputs.get(name) for name in names), *(_groups(mesh) if group else []), **options)
-    return _named(result=result, **{f"{name} after the call": t for name, t in inputs.items()})
+    return _named(**{called: result}, **{f"{name} after the call": t for name, t in inputs.items()})
 
 
 def autograd(answer, channel: Channel, tensors: list[Tensor], bias: bool) -> Answer:

@@ -126,9 +126,15 @@ class Cube(Drawing):
         lines = [f"mesh {', '.join(f'{name}={size}' for name, size in self.mesh.items())}: {names[0]} cuts "
                  f"tokens, {names[1]} output features, {names[2]} input features."]
         if self.rank is not None:
-            verbs = {"X": "is gathered from", "A": "is gathered from", "Y": "is summed with"}
-            lines += [f"Block of {face}: {verbs[face]} {ranks_text(self.mates(face))}" for face in "XAY"]
+            lines += [self._block_text(face) for face in "XAY"]
         return "\n".join(lines)
+
+    def _block_text(self, face: str) -> str:
+        """Whom the picked rank shares its block of this face with."""
+        others = [rank for rank in self.mates(face) if rank != self.rank]
+        verb = "summed" if face == "Y" else "gathered"
+        shared = f"{verb} with {ranks_text(others)}" if others else "its own, nothing is sent"
+        return f"Block of {face}: {shared}"
 
     def figure(self) -> Figure:
         deep = SIDE * ACROSS
