@@ -250,10 +250,23 @@ def norm(n: int, rng: torch.Generator) -> list[Case]:
         "dx": _norm_gradients(xs, dys),
         "x after the call": [(linear.SAYS["changed"], [])],
     }
-    numbers = 2 * tokens * 8
-    limit = wire_bytes("all_gather", n * numbers, n)
+    limit = wire_bytes("all_gather", n * 2 * tokens * 8, n)
+    title = f"{ranks_text(n)}, X [{tokens}, {n * own}], mean 1e6"
+    settings = {"names": ["x"], "wanted": "x", "more": []}
+    inputs = [[x.contiguous(), d.contiguous()] for x, d in zip(xs, dys)]
+    praise = f"forward and backward sent at most {bytes_text(limit)} per rank each: two numbers a token"
+    return [
+        Case(
+            title, n, "differentiable", settings, inputs, expected, mistakes, _norm_traffic(n, limit), praise,
+            absolute=1e-6,
+        )
+    ]
 
-    def traffic(messages: list[Message]) -> str | None:
+
+def _norm_traffic(n: int, limit: float) -> Traffic:
+    """Two numbers a token, gathered by all, and no more, forward and backward."""
+
+    def judge(messages: list[Message]) -> str | None:
         for r, phase in product(range(n), ("forward", "backward")):
             sent = sum(m.wire for m in messages if m.rank == r and m.phase == phase)
             if sent > limit + 1e-6:
@@ -263,15 +276,7 @@ def norm(n: int, rng: torch.Generator) -> list[Case]:
                 )
         return None
 
-    title = f"{ranks_text(n)}, X [{tokens}, {n * own}], mean 1e6"
-    settings = {"names": ["x"], "wanted": "x", "more": []}
-    inputs = [[x.contiguous(), d.contiguous()] for x, d in zip(xs, dys)]
-    praise = f"forward and backward sent at most {bytes_text(limit)} per rank each: two numbers a token"
-    return [
-        Case(
-            title, n, "differentiable", settings, inputs, expected, mistakes, traffic, praise, absolute=1e-6
-        )
-    ]
+    return judge
 
 
 def _norm_mistakes(xs: tuple[Tensor, ...]) -> list[Mistake]:
