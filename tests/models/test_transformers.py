@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.testing import assert_close
+from training import steps
 
 from tpcourse.models import GPT, ViT
 from tpcourse.schemes import Dense
@@ -17,20 +18,6 @@ GPTS = {
     "selective": {"recompute": "selective"},
     "full": {"recompute": "full"},
 }
-
-
-def steps(model, inputs, targets):
-    """Three steps of SGD with momentum: the losses, the first gradients, the last weights."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    losses, first = [], None
-    for x, target in zip(inputs, targets):
-        loss = model.loss(x, target)
-        optimizer.zero_grad()
-        loss.backward()
-        first = first or {name: p.grad.clone() for name, p in model.named_parameters()}
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, first, {name: p.detach() for name, p in model.named_parameters()}
 
 
 def on_rank(mesh, kind, sizes, sequence_parallel, inputs, targets):

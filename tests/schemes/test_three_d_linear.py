@@ -17,18 +17,6 @@ NAMES = {(True, True): "scatter, kept", (True, False): "scatter, gathered again"
 STEPS = 2
 
 
-@pytest.fixture(scope="module", params=MESHES, ids=str)
-def cube(request):
-    with tp.World(mesh=dict(zip("ijl", request.param))) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def eight():
-    with tp.World(mesh={"i": 2, "j": 2, "l": 2}) as world:
-        yield world
-
-
 def part(mesh, x, tokens, features):
     """x [tokens, features] cut along the named mesh dimensions, the first outermost."""
     for dim, names in enumerate((tokens, features)):

@@ -21,18 +21,6 @@ GPTS = {
 }
 
 
-@pytest.fixture(scope="module", params=MESHES, ids=str)
-def cube(request):
-    with tp.World(mesh=dict(zip("ijl", request.param))) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def eight():
-    with tp.World(mesh={"i": 2, "j": 2, "l": 2}) as world:
-        yield world
-
-
 def steps(model, inputs, targets, lr=0.5):
     """Steps of SGD, by hand as torch.optim takes seconds to import: losses, first gradients, last weights."""
     losses, first = [], None

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from grids import named
 from torch import nn
 from torch.testing import assert_close
 
@@ -10,24 +11,8 @@ from tpcourse.comm import split_sizes
 from tpcourse.measure import Row, Table, wire_bytes
 from tpcourse.schemes import Dense
 
-MESHES = {"1x1": (1, 1), "2x2": (2, 2), "2x2x1": (2, 2, 1), "2x2x2": (2, 2, 2)}
+MESHES = [(1, 1), (2, 2), (2, 2, 1), (2, 2, 2)]
 TOKENS, WORDS, STEPS, RATE = 12, 7, 3, 0.3
-
-
-def named(shape):
-    return dict(zip(("row", "column", "depth"), shape))
-
-
-@pytest.fixture(scope="module", params=list(MESHES))
-def grid_world(request):
-    with tp.World(mesh=named(MESHES[request.param])) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def four():
-    with tp.World(mesh=named((2, 2))) as world:
-        yield world
 
 
 @pytest.fixture(scope="module")

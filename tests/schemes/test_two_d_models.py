@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from grids import named
 from torch.testing import assert_close
+from training import steps
 
 import tpcourse as tp
 from tpcourse.models import GPT, ViT, generate
@@ -18,37 +20,7 @@ GPTS = {
     "selective": {"recompute": "selective"},
     "full": {"recompute": "full"},
 }
-MESHES = {"1x1": (1, 1), "2x2": (2, 2), "1x1x2": (1, 1, 2), "2x2x2": (2, 2, 2)}
-
-
-def named(shape):
-    return dict(zip(("row", "column", "depth"), shape))
-
-
-@pytest.fixture(scope="module", params=list(MESHES))
-def grid_world(request):
-    with tp.World(mesh=named(MESHES[request.param])) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def four():
-    with tp.World(mesh=named((2, 2))) as world:
-        yield world
-
-
-def steps(model, inputs, targets):
-    """Three steps of SGD with momentum: the losses, the first gradients, the last weights."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    losses, first = [], None
-    for x, target in zip(inputs, targets):
-        loss = model.loss(x, target)
-        optimizer.zero_grad()
-        loss.backward()
-        first = first or {name: p.grad.clone() for name, p in model.named_parameters()}
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, first, {name: p.detach() for name, p in model.named_parameters()}
+MESHES = [(1, 1), (2, 2), (1, 1, 2), (2, 2, 2)]
 
 
 def on_rank(mesh, kind, sizes, inputs, targets):

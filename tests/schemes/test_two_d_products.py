@@ -2,29 +2,14 @@
 
 import pytest
 import torch
+from grids import named
 from torch.testing import assert_close
 
 import tpcourse as tp
 from tpcourse.measure import Row, Table, wire_bytes
 
 M, K, N = 3, 5, 7  # of a block, so that no block is square
-MESHES = {"1x1": (1, 1), "2x2": (2, 2), "1x1x2": (1, 1, 2), "2x2x2": (2, 2, 2)}
-
-
-def named(shape):
-    return dict(zip(("row", "column", "depth"), shape))
-
-
-@pytest.fixture(scope="module", params=list(MESHES))
-def grid_world(request):
-    with tp.World(mesh=named(MESHES[request.param])) as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
-def four():
-    with tp.World(mesh=named((2, 2))) as world:
-        yield world
+MESHES = [(1, 1), (2, 2), (1, 1, 2), (2, 2, 2)]
 
 
 def block_of(whole, mesh, rows=None, columns=None):
