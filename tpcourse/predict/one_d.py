@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tpcourse.comm.placement import Placement
 from tpcourse.measure import Row
 from tpcourse.predict.messages import Axis, message
 from tpcourse.predict.shares import Shares
@@ -34,6 +35,11 @@ class OneD:
     def heads(self) -> str:
         """The mesh dimension over which heads are split."""
         return self.name
+
+    @property
+    def outer(self) -> Placement:
+        """Tokens are the same on every rank; with sequence parallelism each has its own."""
+        return Placement.on(self.mesh, (self.name,) if self.sequence_parallel else (), ())
 
     @property
     def shares(self) -> Shares:

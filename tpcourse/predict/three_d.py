@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tpcourse.comm.placement import Placement
 from tpcourse.measure import Row
 from tpcourse.predict.messages import Axis, message
 from tpcourse.predict.shares import Shares
@@ -36,6 +37,11 @@ class ThreeD:
     def heads(self) -> str:
         """The mesh dimension over which heads are split."""
         return self.names[1]
+
+    @property
+    def outer(self) -> Placement:
+        """Tokens over i and, if scattered, j; features over l."""
+        return Placement.on(self.mesh, self.names[:2] if self.scatter else self.names[:1], self.names[2:])
 
     @property
     def shares(self) -> Shares:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tpcourse.comm.placement import Placement
 from tpcourse.measure import Row
 from tpcourse.predict.messages import Axis, message
 from tpcourse.predict.shares import Shares
@@ -51,6 +52,11 @@ class TwoD:
     def heads(self) -> str:
         """The mesh dimension over which heads are split."""
         return self.names[1]
+
+    @property
+    def outer(self) -> Placement:
+        """Tokens over rows and depth, features over columns."""
+        return Placement.on(self.mesh, (self.names[0], self.names[2]), (self.names[1],))
 
     @property
     def shares(self) -> Shares:

@@ -1,0 +1,94 @@
+"""Which block of an activation each rank holds, and what ranks send when it is to be another one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import prod
+
+Block = tuple[slice, slice]  # of tokens, of features
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Rank r of a group holds part `tokens[r]` of the tokens and part `features[r]` of the features.
+
+    An activation is [tokens, features], cut into equal parts both ways; ranks of the same two parts hold
+    copies. Two placements are equal if every rank holds the same in both.
+    """
+
+    tokens: tuple[int, ...]
+    features: tuple[int, ...]
+
+    @classmethod
+    def on(cls, mesh: Mapping[str, int], tokens: Sequence[str] = (), features: Sequence[str] = ()) -> "Placement":
+        """Tokens cut over some dimensions of a mesh, features over others, of each list the first the coarsest.
+
+        `mesh`: names and sizes, the last varying fastest over the ranks.
+        """
+        places = [dict(zip(mesh, place)) for place in product(*map(range, mesh.values()))]
+        return cls(*(tuple(_part(place, names, mesh) for place in places) for names in (tokens, features)))
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """How many parts there are of the tokens, and of the features."""
+        return max(self.tokens) + 1, max(self.features) + 1
+
+    def block(self, rank: int, n: int, h: int) -> Block:
+        """Which block of [n, h] a rank holds.
+
+        Raises ValueError if n or h does not split into equal parts.
+        """
+        (cut_n, cut_h), wholes = self.parts, {"tokens": n, "features": h}
+        for (what, whole), parts in zip(wholes.items(), (cut_n, cut_h)):
+            if whole % parts:
+                raise ValueError(f"{whole} {what} do not split into {parts} equal parts; make it "
+                                 f"{whole + -whole % parts}")
+        return _span(self.tokens[rank], n // cut_n), _span(self.features[rank], h // cut_h)
+
+    def holders(self) -> dict[tuple[int, int], list[int]]:
+        """The ranks that hold each two parts."""
+        found = {}
+        for rank, parts in enumerate(zip(self.tokens, self.features)):
+            found.setdefault(parts, []).append(rank)
+        return found
+
+
+def to_send(source: Placement, target: Placement, n: int, h: int) -> list[list[list[Block]]]:
+    """What goes from rank to rank of an activation [n, h], that each may hold `target`: blocks[from][to].
+
+    A rank sends itself nothing. Of several ranks that hold what another lacks, they take turns.
+    Raises ValueError if the placements are of different numbers of ranks, or n or h does not split.
+    """
+    ranks = len(source.tokens)
+    if len(target.tokens) != ranks:
+        raise ValueError(f"placements on {ranks} and {len(target.tokens)} ranks; an activation moves within "
+                         "one group")
+    blocks = [[[] for _ in range(ranks)] for _ in range(ranks)]
+    held = [(source.block(holders[0], n, h), holders) for holders in source.holders().values()]
+    for to in range(ranks):
+        wanted = target.block(to, n, h)
+        for block, holders in held:
+            both = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(wanted, block))
+            if to not in holders and all(span.start < span.stop for span in both):
+                blocks[holders[to % len(holders)]][to].append(both)
+    return blocks
+
+
+@cache
+def share_sent(source: Placement, target: Placement) -> tuple[float, ...]:
+    """The share of all numbers of an activation that each rank sends: of [n, h], this times n h."""
+    n, h = (a * b for a, b in zip(source.parts, target.parts))
+    return tuple(sum(prod(span.stop - span.start for span in block) for blocks in sent for block in blocks) / (n * h)
+                 for sent in to_send(source, target, n, h))
+
+
+def _part(place: Mapping[str, int], names: Sequence[str], mesh: Mapping[str, int]) -> int:
+    number = 0
+    for name in names:
+        number = number * mesh[name] + place[name]
+    return number
+
+
+def _span(part: int, size: int) -> slice:
+    return slice(part * size, (part + 1) * size)
