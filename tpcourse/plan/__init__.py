@@ -1,0 +1,5 @@
+"""Which parallelism where: the search for a layout under a memory budget."""
+
+from tpcourse.plan.layout import LayerPlan, Plan
+
+__all__ = ["LayerPlan", "Plan"]
