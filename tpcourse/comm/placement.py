@@ -69,10 +69,16 @@ def to_send(source: Placement, target: Placement, n: int, h: int) -> list[list[l
     for to in range(ranks):
         wanted = target.block(to, n, h)
         for block, holders in held:
-            both = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(wanted, block))
-            if to not in holders and all(span.start < span.stop for span in both):
+            both = overlap(wanted, block)
+            if both and to not in holders:
                 blocks[holders[to % len(holders)]][to].append(both)
     return blocks
+
+
+def overlap(a: Block, b: Block) -> Block | None:
+    """What lies in both blocks; None if nothing does."""
+    both = tuple(slice(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b))
+    return both if all(span.start < span.stop for span in both) else None
 
 
 @cache

@@ -1,6 +1,7 @@
 """Random numbers in parallel: one stream that all ranks share, and one that each rank has for itself."""
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 
@@ -23,7 +24,7 @@ class RandomStates:
     """
 
     def __init__(self, seed: int, group: Group | None, shards: Group | None = None) -> None:
-        rank = 0 if group is None else group_rank(group)
+        self.seed, rank = seed, 0 if group is None else group_rank(group)
         shard = "" if shards is None or group_size(shards) == 1 else f" {group_rank(shards)}"
         self.replicated = _generator(f"{seed} replicated{shard}")
         self.sharded = _generator(f"{seed} sharded {rank}")
@@ -36,6 +37,22 @@ class RandomStates:
         """Puts both streams where they were when `get_state` returned `state`."""
         for generator, own in zip((self.replicated, self.sharded), state, strict=True):
             generator.set_state(own)
+
+
+class JointStates:
+    """The streams of several `RandomStates`, which stand and are put somewhere together."""
+
+    def __init__(self, states: Sequence[RandomStates]) -> None:
+        self.states = tuple(states)
+
+    def get_state(self) -> tuple:
+        """Where all streams are: what each of the states says, in order."""
+        return tuple(random.get_state() for random in self.states)
+
+    def set_state(self, state: tuple) -> None:
+        """Puts all streams where they were when `get_state` returned `state`."""
+        for random, own in zip(self.states, state, strict=True):
+            random.set_state(own)
 
 
 def _generator(name: str) -> torch.Generator:
