@@ -21,7 +21,8 @@ class Placement:
     features: tuple[int, ...]
 
     @classmethod
-    def on(cls, mesh: Mapping[str, int], tokens: Sequence[str] = (), features: Sequence[str] = ()) -> "Placement":
+    def on(cls, mesh: Mapping[str, int], tokens: Sequence[str] = (),
+           features: Sequence[str] = ()) -> "Placement":
         """Tokens cut over some dimensions of a mesh, features over others, of each list the first the coarsest.
 
         `mesh`: names and sizes, the last varying fastest over the ranks.
@@ -85,7 +86,7 @@ def overlap(a: Block, b: Block) -> Block | None:
 def share_sent(source: Placement, target: Placement) -> tuple[float, ...]:
     """The share of all numbers of an activation that each rank sends: of [n, h], this times n h."""
     n, h = (a * b for a, b in zip(source.parts, target.parts))
-    return tuple(sum(prod(span.stop - span.start for span in block) for blocks in sent for block in blocks) / (n * h)
+    return tuple(sum(prod(span.stop - span.start for span in block) for to in sent for block in to) / (n * h)
                  for sent in to_send(source, target, n, h))
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from tpcourse.comm import Group, RandomStates
+from tpcourse.comm import Group, Placement, RandomStates
 
 
 class Scheme(Protocol):
@@ -23,6 +24,7 @@ class Scheme(Protocol):
 
     group: Group | None  # all ranks that hold a part of the model; None: one process
     random: RandomStates  # where dropout draws from
+    outer: Placement  # which block of an outer activation each rank of `group` holds
     batch_ranks: int  # over how many ranks the inner layout splits tokens: they must divide the batch
 
     def entering_linear(self, in_features: int, out_features: int, bias: bool = True,
@@ -62,3 +64,15 @@ class Scheme(Protocol):
 
     def gather_logits(self, logits: Tensor, vocab_size: int) -> Tensor:
         """Inner logits to [tokens, vocab_size] on every rank, for sampling; no gradient."""
+
+
+def placement_on(mesh: DeviceMesh, tokens: Sequence[str], features: Sequence[str]) -> Placement:
+    """Of tokens cut over some of the mesh's dimensions and features over others.
+
+    Raises ValueError unless the ranks ascend along the mesh: any group counts its ranks in ascending order.
+    """
+    ranks = mesh.mesh.flatten().tolist()
+    if ranks != sorted(ranks):
+        raise ValueError(f"the mesh has its ranks in the order {ranks}; make one of {sorted(ranks)}, the last "
+                         "dimension varying fastest, as init_device_mesh does")
+    return Placement.on(dict(zip(mesh.mesh_dim_names, mesh.shape)), tokens, features)

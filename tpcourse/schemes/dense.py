@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tpcourse.comm import RandomStates
+from tpcourse.comm import Placement, RandomStates
 from tpcourse.layers import Dropout
 
 NORMS = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
@@ -18,7 +18,7 @@ class Dense:
     `seed` is that of dropout. On several ranks each would hold and compute the whole model.
     """
 
-    group, batch_ranks = None, 1
+    group, batch_ranks, outer = None, 1, Placement((0,), (0,))
 
     def __init__(self, seed: int = 0) -> None:
         self.random = RandomStates(seed, None)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from tpcourse.comm import Group, RandomStates, gather_from_region, group_size, split_sizes
+from tpcourse.comm import Group, Placement, RandomStates, gather_from_region, group_size, split_sizes
 from tpcourse.layers import (ColumnParallelLinear, Dropout, LayerNorm, QKVParallelLinear, RMSNorm,
                              RowParallelLinear, VocabParallelEmbedding, VocabParallelHead,
                              vocab_parallel_cross_entropy)
@@ -30,6 +30,7 @@ class OneD:
 
     def __init__(self, group: Group, sequence_parallel: bool = False, seed: int = 0) -> None:
         self.group, self.sequence_parallel = group, sequence_parallel
+        self.outer = Placement.on({"ranks": group_size(group)}, ["ranks"] if sequence_parallel else [])
         self.random, self._copies = RandomStates(seed, group), KVCopies(group)
         self._where = {"group": group, "sequence_parallel": sequence_parallel}  # what every part is told
 

@@ -16,6 +16,7 @@ from tpcourse.layers.loss import loss_of_split_tokens
 from tpcourse.layers.split_entrance import SplitEmbedding, SplitInput
 from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
 from tpcourse.layers.vocabulary import check_ids, locate
+from tpcourse.schemes.base import placement_on
 from tpcourse.schemes.cube import (Axes, CubeLinear, check_leaving, cube_linear, gather_stored,
                                    own_words, stored)
 
@@ -57,7 +58,7 @@ class ThreeD:
         scatter = leave == "reduce_scatter"
         self.entering = Axes(mesh[i], mesh[j], mesh[l], scatter, keep_gathered)
         self.leaving = self.entering.swapped()
-        self.group = _join(mesh, names)
+        self.group, self.outer = _join(mesh, names), placement_on(mesh, [i, j] if scatter else [i], [l])
         over_ij, over_il = _join(mesh, (i, j)), _join(mesh, (i, l))
         if scatter:
             outer_tokens, self.inner_tokens = over_ij, over_il

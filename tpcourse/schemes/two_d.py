@@ -13,6 +13,7 @@ from tpcourse.layers.layout import block_sizes, block_spans
 from tpcourse.layers.loss import loss_of_split_tokens
 from tpcourse.layers.split_entrance import SplitEmbedding, SplitInput
 from tpcourse.layers.split_norm import SplitLayerNorm, SplitRMSNorm
+from tpcourse.schemes.base import placement_on
 from tpcourse.schemes.summa import Grid
 from tpcourse.schemes.two_d_layers import GridEmbedding, GridHead, GridLinear, GridQKV
 
@@ -35,7 +36,8 @@ class TwoD:
 
     def __init__(self, mesh: DeviceMesh, seed: int = 0) -> None:
         self.grid = Grid.of(mesh)
-        self.group = self.grid.ranks
+        rows, columns, *depth = mesh.mesh_dim_names
+        self.group, self.outer = self.grid.ranks, placement_on(mesh, [rows, *depth], [columns])
         self.random, self._copies = RandomStates(seed, self.group), KVCopies(self.grid.columns)
         self.batch_ranks = group_size(self.grid.tokens)
 
