@@ -77,7 +77,7 @@ def test_the_shares_are_the_best_of_their_grid(monkeypatch):
     grid = {}
     for shares in itertools.product((0.64, 0.66, 0.68, 0.7, 0.72), (0.6, 0.7, 0.8), (0.7, 0.8, 0.9)):
         for name, share in zip(("MATMUL", "BANDWIDTH", "LINK"), shares):
-            monkeypatch.setattr(time, name, share)
+            monkeypatch.setattr(cluster, name, share)
         grid[shares] = errors()
 
     def best_without(row):
@@ -90,7 +90,7 @@ def test_the_shares_are_the_best_of_their_grid(monkeypatch):
 @pytest.mark.parametrize("name, value", [("BANDWIDTH", 1e9), ("LINK", 1e9), ("MATMUL", 1)])
 def test_without_one_of_them_it_is_off(name, value, monkeypatch):
     """Elementwise kernels or messages that take no time; matrix products at the data sheet's rate."""
-    monkeypatch.setattr(time, name, value)
+    monkeypatch.setattr(cluster, name, value)
     assert worst() > 9
 
 
@@ -112,7 +112,7 @@ def test_matrix_products_are_the_papers_count():
     B, s, h, l, V = 3, 2048, 8192, 2, 51200
     flop = 96 * B * s * l * h**2 * (1 + s / (6 * h) + V / (16 * l * h))
     times = predict.step_time(MODEL, predict.OneD(1), DGX, B, recompute="full")
-    assert sum(t.matmul for t in times.values()) == pytest.approx(flop / (time.MATMUL * 312e12), 1e-12)
+    assert sum(t.matmul for t in times.values()) == pytest.approx(flop / (cluster.MATMUL * 312e12), 1e-12)
 
 
 @pytest.mark.parametrize("scheme, ranks", [
@@ -128,7 +128,7 @@ def test_ranks_share_the_matrix_products(scheme, ranks):
 def test_messages_by_hand():
     """300 GB/s inside; between nodes one of 8 cards of 25 GB/s for each rank that a ring has in a node."""
     def seconds(op, size, ranks, here, wire):
-        return time.message_time(Row(op, "tp", ranks, 1, size, wire), here, DGX)
+        return DGX.message(Row(op, "tp", ranks, 1, size, wire), here)
 
     assert seconds("all_reduce", 8e9, 8, 8, 14e9) == pytest.approx(14e9 / (0.8 * 300e9) + 14 * 5e-6)
     assert seconds("all_gather", 8e9, 16, 1, 7.5e9) == pytest.approx(7.5e9 / (0.8 * 25e9) + 15 * 10e-6)

@@ -1,5 +1,6 @@
 """Which parallelism where: the search for a layout under a memory budget."""
 
+from tpcourse.plan.cost import Cost, cost
 from tpcourse.plan.layout import LayerPlan, Plan
 
-__all__ = ["LayerPlan", "Plan"]
+__all__ = ["Cost", "LayerPlan", "Plan", "cost"]

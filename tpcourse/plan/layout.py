@@ -30,10 +30,11 @@ class Plan:
 
     `replicas` pipelines of `stages`, each stage on `ranks` ranks that share every part in it. A replica takes
     its share of the `global_batch` sequences in micro-batches of `micro_batch`. A stage has as many layers as
-    every other; the first one has the embedding too, the last one the head.
+    every other; the first one has the embedding too, the last one the head. Between stages activations are laid
+    out as the embedding leaves them.
 
-    Raises ValueError if batch or layers do not split, if the schemes are on different numbers of ranks, and,
-    in one stage, for a tied head on another scheme than the embedding.
+    Raises ValueError if batch or layers do not split, if the schemes are on different numbers of ranks, and
+    for a tied head on another scheme than the embedding.
     """
 
     model: Transformer
@@ -56,7 +57,7 @@ class Plan:
         ranks = {math.prod(scheme.mesh.values()) for scheme in self.schemes}
         if len(ranks) > 1:
             raise ValueError(f"the parts are on {sorted(ranks)} ranks; every part of a stage is on all of them")
-        if self.model.tied and self.stages == 1 and self.head != self.embedding:
+        if self.model.tied and self.head != self.embedding:
             raise ValueError(f"a tied head has the embedding's weight, and they are cut as {name(self.head)} and "
                              f"{name(self.embedding)}; take one scheme for both, or an untied model")
 

@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 
+from tpcourse.measure import Row
+
+# Shares of the data sheets' rates that large kernels reach: of matrix products, memory and links. Of a coarse
+# grid those that fit the ten rows of Narayanan et al. 2021, Table 1, best: see tests/predict/test_time.py.
+MATMUL, BANDWIDTH, LINK = 0.68, 0.7, 0.8
+
 
 @dataclass(frozen=True)
 class GPU:
@@ -22,13 +28,46 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of `node` GPUs, each with a link of its own; `cards` network cards in a node, for all of them."""
+    """`nodes` of `node` GPUs, each with a link of its own; `cards` network cards in a node, for all of them."""
 
     gpu: GPU
     inside: Link
     between: Link
     node: int = 8
     cards: int = 8
+    nodes: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.nodes * self.node
+
+    @property
+    def memory(self) -> float:
+        """Bytes of a GPU."""
+        return self.gpu.memory
+
+    def product(self, n: int, k: int, m: int, e: int) -> float:
+        """Seconds of [n, k] @ [k, m]: at a fixed share of the best rate, if memory is not slower."""
+        return max(2 * n * k * m / (MATMUL * self.gpu.matmul), self.kernel("product", e * (n * k + k * m + n * m)))
+
+    def kernel(self, kind: str, nbytes: float) -> float:
+        """Seconds to read and write so many bytes, whatever is computed meanwhile."""
+        return nbytes / (BANDWIDTH * self.gpu.bandwidth)
+
+    def message(self, row: Row, here: int) -> float:
+        """alpha for each of a ring's steps, and a rank's bytes over what its link carries.
+
+        Between nodes a ring with `here` ranks in a node shares the node's cards with the rings of its other
+        GPUs: it gets here / node of them. A broadcast's or reduce's bytes pass every link in a pipeline.
+        """
+        link, bandwidth = self.inside, self.inside.bandwidth
+        if here < row.group_size:
+            link = self.between
+            bandwidth = min(bandwidth, link.bandwidth * self.cards * here / self.node)
+        moved = row.message_bytes if row.op in ("broadcast", "reduce") else row.wire_bytes
+        steps = (2 if row.op == "all_reduce" else 1) * (row.group_size - 1)
+        return row.calls * steps * link.alpha + moved / (LINK * bandwidth)
 
 
 # Sources: NVIDIA's data sheets "V100 Tensor Core GPU" (2020), "A100 Tensor Core GPU" (2021), "H100 Tensor

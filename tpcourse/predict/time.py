@@ -3,16 +3,12 @@
 from dataclasses import dataclass
 
 from tpcourse.measure import Row
+from tpcourse.predict import cluster as cluster_module
 from tpcourse.predict.cluster import Cluster
 from tpcourse.predict.model import Transformer
 from tpcourse.predict.shares import Shares, check
 from tpcourse.predict.volume import Formulas, volume
 from tpcourse.predict.work import forward_work
-
-# Shares of the data sheets' rates that large kernels reach: of matrix products, memory and links. Of a coarse
-# grid those that fit the ten rows of Narayanan et al. 2021, Table 1, best: see tests/predict/test_time.py.
-MATMUL, BANDWIDTH, LINK = 0.68, 0.7, 0.8
-
 
 @dataclass(frozen=True)
 class Time:
@@ -45,9 +41,9 @@ def step_time(model: Transformer, scheme: Formulas, cluster: Cluster, batch: int
     times = {}
     for part, (flop, moved) in work.items():
         more_flop, more_moved = again.get(part, (0, 0))
-        times[part] = Time((3 * flop + more_flop) / (MATMUL * cluster.gpu.matmul),
-                           memory_time(3 * moved + more_moved, cluster),
-                           sum(message_time(row, ranks_in_node(row, scheme, cluster), cluster)
+        times[part] = Time((3 * flop + more_flop) / (cluster_module.MATMUL * cluster.gpu.matmul),
+                           cluster.kernel("elementwise", 3 * moved + more_moved),
+                           sum(cluster.message(row, ranks_in_node(row, scheme, cluster))
                                for row in sent[part].rows))
     return times
 
@@ -62,26 +58,6 @@ def recomputed_work(model: Transformer, shares: Shares, batch: int, sequence: in
         scores = model.num_layers * shares.inner(batch * sequence, model.num_heads) * sequence
         return {"attention": (4 * scores * model.head_dim, e * (4 if model.dropout else 2) * scores)}
     return {}
-
-
-def memory_time(moved: float, cluster: Cluster) -> float:
-    """Seconds to read and write so many bytes."""
-    return moved / (BANDWIDTH * cluster.gpu.bandwidth)
-
-
-def message_time(row: Row, here: int, cluster: Cluster) -> float:
-    """alpha for each of a ring's steps, and a rank's bytes over what its link carries; `here`: see below.
-
-    Between nodes a ring with `here` ranks in a node shares the node's cards with the rings of its other GPUs:
-    it gets here / node of them. A broadcast's or reduce's bytes pass through every link in a pipeline.
-    """
-    link, bandwidth = cluster.inside, cluster.inside.bandwidth
-    if here < row.group_size:
-        link = cluster.between
-        bandwidth = min(bandwidth, link.bandwidth * cluster.cards * here / cluster.node)
-    moved = row.message_bytes if row.op in ("broadcast", "reduce") else row.wire_bytes
-    steps = (2 if row.op == "all_reduce" else 1) * (row.group_size - 1)
-    return row.calls * steps * link.alpha + moved / (LINK * bandwidth)
 
 
 def ranks_in_node(row: Row, scheme: Formulas, cluster: Cluster) -> int:

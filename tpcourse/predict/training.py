@@ -7,7 +7,7 @@ from tpcourse.predict.cluster import Cluster
 from tpcourse.predict.memory import parameters
 from tpcourse.predict.messages import Axis, message
 from tpcourse.predict.model import Transformer
-from tpcourse.predict.time import memory_time, message_time, step_time
+from tpcourse.predict.time import step_time
 from tpcourse.predict.volume import Formulas
 
 ADAM_BYTES = 28  # a parameter: its gradient read, master copy and moments read and written, itself written
@@ -56,7 +56,7 @@ def training_time(model: Transformer, scheme: Formulas, cluster: Cluster, batch:
         stage=count * (layers + max(ends)), bubble=(stages - 1) * layers / chunks,
         neighbours=count * chunks * _boundary(stage, scheme, cluster, micro_batch, stages, replicas),
         gradients=_gradients(2 * own, scheme, cluster, replicas),
-        optimizer=memory_time(ADAM_BYTES * own, cluster))
+        optimizer=cluster.kernel("optimizer", ADAM_BYTES * own))
 
 
 def _boundary(model: Transformer, scheme: Formulas, cluster: Cluster, micro_batch: int, stages: int,
@@ -66,11 +66,11 @@ def _boundary(model: Transformer, scheme: Formulas, cluster: Cluster, micro_batc
     size = micro_batch * model.context * model.dim * 2 / ranks
     here = 2 if ranks * replicas * stages <= cluster.node else 1  # the slowest boundary counts
     rows = message("send", Axis("stages", min(stages, 2)), size, "forward", calls=2)
-    return sum(message_time(row, here, cluster) for row in rows)
+    return sum(cluster.message(row, here) for row in rows)
 
 
 def _gradients(size: float, scheme: Formulas, cluster: Cluster, replicas: int) -> float:
     """The sum of the gradients over the replicas, in one message."""
     here = min(replicas, max(1, cluster.node // math.prod(scheme.mesh.values())))
-    return sum(message_time(row, here, cluster)
+    return sum(cluster.message(row, here)
                for row in message("all_reduce", Axis("replicas", replicas), size, "backward"))
