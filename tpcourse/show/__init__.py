@@ -4,9 +4,10 @@ A rank has one colour in the whole course: `rank_colour`. Every figure is the la
 itself, with alt text that a notebook stores as text beside the image.
 """
 
+from tpcourse.show.bandwidth import bandwidth
 from tpcourse.show.bars import bytes_text, ledger
 from tpcourse.show.blocks import blocks, equation
-from tpcourse.show.budget import budget
+from tpcourse.show.budget import budget, budget_sliders
 from tpcourse.show.colours import rank_colour, rank_hatch
 from tpcourse.show.cube import cube, cube_picker
 from tpcourse.show.curves import curves, time_against_bytes
@@ -15,11 +16,13 @@ from tpcourse.show.filmstrip import collective
 from tpcourse.show.growth import growth
 from tpcourse.show.layout import layout, locate
 from tpcourse.show.meshes import mesh_slider, meshes
+from tpcourse.show.planner import Answer, planner
 from tpcourse.show.slider import collective_slider
 from tpcourse.show.source import source
 from tpcourse.show.summa import summa, summa_slider
-from tpcourse.show.winners import winners
+from tpcourse.show.winners import winners, winners_sliders
 
-__all__ = ["blocks", "budget", "bytes_text", "collective", "collective_slider", "cube", "cube_picker",
-           "curves", "equation", "explorer", "growth", "layout", "ledger", "locate", "mesh_slider", "meshes",
-           "rank_colour", "rank_hatch", "source", "summa", "summa_slider", "time_against_bytes", "winners"]
+__all__ = ["Answer", "bandwidth", "blocks", "budget", "budget_sliders", "bytes_text", "collective",
+           "collective_slider", "cube", "cube_picker", "curves", "equation", "explorer", "growth", "layout",
+           "ledger", "locate", "mesh_slider", "meshes", "planner", "rank_colour", "rank_hatch", "source",
+           "summa", "summa_slider", "time_against_bytes", "winners", "winners_sliders"]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import atan2, degrees, prod
-from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
@@ -15,10 +14,8 @@ from matplotlib.patches import Polygon
 
 from tpcourse.show.blocks import ranks_text
 from tpcourse.show.colours import FAINT, INK, PAPER, ink_on, rank_colour, rank_hatch
+from tpcourse.show.controls import Slider
 from tpcourse.show.figure import Drawing, canvas, write
-
-if TYPE_CHECKING:
-    from ipywidgets import Widget
 
 Point = tuple[float, float]
 SIDE, PAD, PALE = 1.9, 0.05, 0.2  # inches: a side, a gap; how strong the others' colours are
@@ -49,7 +46,7 @@ def cube(mesh: dict[str, int], rank: int | None = None) -> Cube:
     return Cube(dict(mesh), rank)
 
 
-def cube_picker(mesh: dict[str, int]) -> CubePicker:
+def cube_picker(mesh: dict[str, int]) -> Slider:
     """`cube` under a slider that picks the rank.
 
     It moves only while a kernel runs, so a lesson shows a still picture beside it.
@@ -60,21 +57,8 @@ def cube_picker(mesh: dict[str, int]) -> CubePicker:
     image = ipywidgets.Image(value=drawn(0), format="png", layout={"width": "860px", "max_width": "100%"})
     slider = ipywidgets.IntSlider(0, 0, prod(mesh.values()) - 1, description="rank")
     slider.observe(lambda change: setattr(image, "value", drawn(change["new"])), "value")
-    return CubePicker(cube(mesh), ipywidgets.VBox([slider, image]))
-
-
-@dataclass(frozen=True, repr=False)
-class CubePicker:
-    """A cube and the widget that picks its ranks; where there are no widgets, one sentence."""
-
-    cube: Cube
-    widget: Widget
-
-    def __repr__(self) -> str:
-        return f"<slider: {self.cube.title}, a rank at a time; run the cell to move it>"
-
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {**self.widget._repr_mimebundle_(), "text/plain": repr(self)}
+    return Slider(f"<slider: {cube(mesh).title}, a rank at a time; run the cell to move it>",
+                  ipywidgets.VBox([slider, image]))
 
 
 @dataclass(repr=False)

@@ -60,21 +60,21 @@ def time_against_bytes(points: Iterable[tuple[float, float]], fit: tuple[float, 
     axes.set_yscale("log")
     axes.plot(sizes, seconds, "o", color=INK, markersize=5.5, label="measured", zorder=3)
     words = [f"{len(sizes)} messages of {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}: "
-             f"{_time(seconds[0])} to {_time(seconds[-1])}."]
+             f"{time_text(seconds[0])} to {time_text(seconds[-1])}."]
     if fit is not None:
         alpha, beta = fit
         line = np.geomspace(sizes[0], sizes[-1], 200)
-        words.append(f"fit: α = {_time(alpha)}, β = {beta * 1e9:.3g} ns/byte")
+        words.append(f"fit: α = {time_text(alpha)}, β = {beta * 1e9:.3g} ns/byte")
         axes.plot(line, alpha + beta * line, color="#8C8C8C", linewidth=4, label=words[-1])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _time(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: time_text(value)))
     axes.legend(fontsize=9.5, frameon=False)
     return Picture(title, "\n".join(words), figure)
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Seconds as a person reads them: 2 s, 15 ms, 250 µs."""
     scale, unit = next(((s, u) for s, u in ((1, "s"), (1e-3, "ms")) if abs(seconds) >= s), (1e-6, "µs"))
     return f"{seconds / scale:.3g} {unit}"

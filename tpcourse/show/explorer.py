@@ -1,186 +1,141 @@
-"""Bytes over one size, with a slider for each of the others: formulas as lines, what was counted as marks."""
+"""Bytes over any one size, with a slider for each of the others: formulas as lines, what was counted as marks."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from PIL import Image
 
 from tpcourse.show.bars import bytes_text
-from tpcourse.show.colours import INK, PAPER
-from tpcourse.show.figure import PIXELS_PER_INCH, Picture
+from tpcourse.show.colours import INK
+from tpcourse.show.controls import TEXT, Control, Frame, Sliders, place, spread
+from tpcourse.show.figure import dress
 from tpcourse.show.growth import PENS
 
-if TYPE_CHECKING:
-    from ipywidgets import Widget
-
 Costs = Mapping[str, float]
-WIDTH, HEIGHT, SHARPNESS = 8.8, 4.3, 1.5  # inches; pixels of the picture for each on screen
 
 
 def explorer(cost: Callable[..., Costs], counted: Mapping[tuple, Costs], along: tuple[str, Sequence[int]],
              others: Mapping[str, Sequence[int]], title: str) -> Explorer:
-    """Bytes by name over one size, both axes logarithmic; the axes stay as they are while sliders move.
+    """Bytes by name over one size, both axes logarithmic; the scale of bytes stays while sliders move.
 
     Args:
-        cost: cost(x, *others) says the bytes of up to four names; for a name that cannot be, none.
+        cost: cost(x, *others) says the bytes of up to six names; for a name that cannot be, none.
         counted: by the same arguments as a tuple, bytes that were counted: marks upon the lines.
-        along: what the axis is called, and its values.
-        others: what each slider is called, and its values.
+        along: what the size is called that the axis shows at first, and its values.
+        others: what each other size is called, and its values. The list "against" puts any of them on the axis.
         title: what stands above the figure.
 
-    Its last value in a cell shows the sliders; `explorer(...).at(x, *others)` is a still picture.
+    Its last value in a cell shows sliders and list; `explorer(...).at(x, *others)` is a still picture, and
+    `.at(x, *others, name)` one against the size of that name.
     Raises ValueError for more names than pens.
     """
-    found = Explorer(cost, dict(counted), along[0], tuple(along[1]),
-                     {name: tuple(values) for name, values in others.items()}, title)
-    if len(found.names) > len(PENS):
+    sizes = {along[0]: tuple(along[1])} | {name: tuple(values) for name, values in others.items()}
+    found = Explorer(lru_cache(None)(cost), dict(counted), sizes, title)
+    if not 1 <= len(found.names) <= len(PENS):
         raise ValueError(f"{len(found.names)} names, but this plot tells 1 to {len(PENS)} apart")
     return found
 
 
 @dataclass(repr=False)
-class Explorer:
+class Explorer(Sliders):
     """See `explorer`."""
 
     cost: Callable[..., Costs]
     counted: dict[tuple, Costs]
-    axis: str
-    values: tuple[int, ...]
-    others: dict[str, tuple[int, ...]]
+    sizes: dict[str, tuple[int, ...]]
     title: str
+
+    @cached_property
+    def controls(self) -> tuple[Control, ...]:
+        against = Control("against", tuple(self.sizes), str, listed=True)
+        return (*(Control(*size) for size in self.sizes.items()), against)
+
+    @property
+    def moved(self) -> list[str]:
+        return list(self.sizes)
+
+    @cached_property
+    def reach(self) -> list[Costs]:
+        """Costs at places enough to know the names and the limits."""
+        return [self.cost(*sizes) for sizes in spread(list(self.sizes.values()))]
 
     @cached_property
     def names(self) -> list[str]:
         """The names in order."""
-        first = [values[0] for values in self.others.values()]
-        return list(dict.fromkeys(name for x in self.values for name in self.cost(x, *first)))
+        return list(dict.fromkeys(name for costs in self.reach for name in costs))
 
-    def at(self, x: int, *others: int) -> Picture:
-        """The picture with the sliders at these values."""
-        frame = _Frame(self)
-        frame.move(x, others)
-        return Picture(self.title, self.words(x, *others), frame.figure)
+    def frame(self) -> Frame:
+        return _Frame(self)
 
-    def words(self, x: int, *others: int) -> str:
+    def words(self, *values) -> str:
         """The numbers of one place, and those that were counted there."""
-        counted = self.counted.get((x, *others), {})
-        places = zip((self.axis, *self.others), (x, *others))
-        lines = [", ".join(f"{name} = {value:,}" for name, value in places) + ":"]
-        for name, size in self.cost(x, *others).items():
+        *sizes, against = values
+        counted = self.counted.get(tuple(sizes), {})
+        also = "" if against == self.moved[0] else f", against {against}"
+        lines = [place(self.moved, sizes) + also + ":"]
+        for name, size in self.cost(*sizes).items():
             also = f", counted {bytes_text(counted[name])}" if name in counted else ""
             lines.append(f"{name}: {bytes_text(size)}{also}")
         return "\n".join(lines)
 
-    @cached_property
-    def widget(self) -> Widget:
-        """The picture under its sliders; arrow keys move them."""
-        import ipywidgets
 
-        frame = _Frame(self)
-        style, layout = {"description_width": "110px"}, {"width": "520px"}
-        names, all_values = (self.axis, *self.others), (self.values, *self.others.values())
-        sliders = [ipywidgets.SelectionSlider(
-            options=[(f"{value:,}", value) for value in values], value=values[(len(values) - 1) // 2],
-            description=name, style=style, layout=layout) for name, values in zip(names, all_values)]
-        wide = {"width": f"{WIDTH * PIXELS_PER_INCH:.0f}px", "max_width": "100%"}
-        image = ipywidgets.Image(format="png", layout=wide)
-
-        def draw(_=None):
-            x, *others = (slider.value for slider in sliders)
-            frame.move(x, others)
-            image.value = frame.png()
-
-        for slider in sliders:
-            slider.observe(draw, "value")
-        draw()
-        return ipywidgets.VBox([*sliders, image])
-
-    def __repr__(self) -> str:
-        return f"<sliders: {self.title}; {', '.join((self.axis, *self.others))}; run the cell to move them>"
-
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {**self.widget._repr_mimebundle_(), "text/plain": repr(self)}
-
-
-class _Frame:
-    """Axes that are drawn once, and what moves upon them."""
+class _Frame(Frame):
+    """Axes, and upon them a line and marks for each name, and a rule where the sliders are."""
 
     def __init__(self, of: Explorer) -> None:
+        super().__init__(8.8, 4.6)
         self.of = of
-        self.figure = Figure(figsize=(WIDTH, HEIGHT), dpi=SHARPNESS * PIXELS_PER_INCH, facecolor=PAPER)
-        self.axes = self.figure.add_axes((0.12, 0.135, 0.55, 0.755))
-        _dress(self.axes, of)
-        self.at = self.axes.axvline(of.values[0], color="#B0B0B0", linewidth=1, animated=True)
-        self.lines, self.marks, self.texts = [], [], []
-        for row, (name, (colour, dash, mark)) in enumerate(zip(of.names, PENS)):
-            pen, y = {"color": colour, "animated": True}, 0.8 - 0.14 * row
-            self.lines += self.axes.plot([], [], dash, linewidth=2, **pen)
-            self.marks += self.axes.plot([], [], mark, markersize=6, **pen)
-            self.axes.plot([1.05, 1.13], [y, y], dash, marker=mark, markersize=6, linewidth=2, color=colour,
-                           transform=self.axes.transAxes, clip_on=False)
-            self.axes.text(1.16, y, name, transform=self.axes.transAxes, fontsize=9.5, color=INK, va="center")
-            self.texts.append(self.axes.text(1.16, y - 0.055, "", transform=self.axes.transAxes, fontsize=9.5,
-                                             color=INK, va="center", animated=True))
-        self.head = self.axes.text(1.05, 0.94, "", transform=self.axes.transAxes, fontsize=9.5, color=INK,
-                                   va="center", fontweight="bold", animated=True)
-        self.canvas = FigureCanvasAgg(self.figure)
-        self.ground = None
+        self.axes = self.figure.add_axes((0.13, 0.135, 0.54, 0.72))
+        self._dress()
+        self.rule = self.add(self.axes.axvline(1, color="#B0B0B0", linewidth=1))
+        self.head = self.text(self.axes, 1.05, 0.95, fontweight="bold")
+        self.curves, self.texts = [], []
+        for row, (name, pen) in enumerate(zip(of.names, PENS)):
+            y = 0.84 - 0.15 * row
+            line, marks = self.curve(self.axes, *pen)
+            line.set_zorder(2.5 - 0.1 * row)  # dots and dashes of the later ones are seen between those of the first
+            self.curves.append((line, marks))
+            self._key(name, y, *pen)
+            self.texts.append(self.text(self.axes, 1.17, y - 0.06))
 
-    def move(self, x: int, others: Sequence[int]) -> None:
-        costs = {value: self.of.cost(value, *others) for value in self.of.values}
-        counted = {value: self.of.counted.get((value, *others), {}) for value in self.of.values}
-        self.at.set_xdata([x, x])
-        self.head.set_text(f"at {self.of.axis} = {x:,}")
-        for name, line, marks, text in zip(self.of.names, self.lines, self.marks, self.texts):
+    def _key(self, name: str, y: float, colour: str, dash: str, mark: str) -> None:
+        where = {"transform": self.axes.transAxes}
+        self.axes.plot([1.05, 1.14], [y, y], dash, marker=mark, markersize=7, linewidth=2.4, color=colour,
+                       clip_on=False, **where)
+        self.axes.text(1.17, y, name, fontsize=TEXT, color=INK, va="center", **where)
+
+    def _dress(self) -> None:
+        """Limits of the bytes that hold whatever the sliders say."""
+        dress(self.axes, "", "", "bytes that one rank sends", 11)
+        self.head(self.axes, self.of)
+        sizes = [size for costs in self.of.reach for size in costs.values() if size]
+        self.axes.set_xscale("log", base=2)
+        self.axes.set_yscale("log", base=2)
+        self.axes.set_ylim(min(sizes) / 1.6, max(sizes) * 1.6)
+        self.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        self.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+
+    def move(self, *values) -> None:
+        *sizes, against = values
+        axis = self.of.moved.index(against)
+        x, xs = sizes[axis], self.of.sizes[against]
+        self.axes.set(xlim=(xs[0] / 1.3, xs[-1] * 1.3), xlabel=against)
+        self.axes.xaxis.set_major_locator(FixedLocator(xs))
+        self.axes.xaxis.set_minor_locator(NullLocator())
+        along = {value: (*sizes[:axis], value, *sizes[axis + 1:]) for value in xs}
+        costs = {value: self.of.cost(*sizes) for value, sizes in along.items()}
+        counted = {value: self.of.counted.get(sizes, {}) for value, sizes in along.items()}
+        self.rule.set_xdata([x, x])
+        self.head.set_text(f"at {against} = {x:,}")
+        for name, (line, marks), text in zip(self.of.names, self.curves, self.texts):
             line.set_data(*_points(costs, name))
             marks.set_data(*_points(counted, name))
-            text.set_text(bytes_text(costs[x][name]) if name in costs[x] else "not on these ranks")
-
-    def png(self) -> bytes:
-        """The picture, of which only what moves is drawn again."""
-        if self.ground is None:
-            self.canvas.draw()
-            self.ground = self.canvas.copy_from_bbox(self.figure.bbox)
-        self.canvas.restore_region(self.ground)
-        for artist in (self.at, *self.lines, *self.marks, *self.texts, self.head):
-            self.axes.draw_artist(artist)
-        raw = io.BytesIO()
-        Image.fromarray(np.asarray(self.canvas.buffer_rgba())[..., :3]).save(raw, "png", compress_level=1)
-        return raw.getvalue()
+            text.set_text(bytes_text(costs[x][name]) if name in costs[x] else "not with these sizes")
 
 
 def _points(costs: Mapping[int, Costs], name: str) -> tuple[list[int], list[float]]:
     found = [(x, sizes[name]) for x, sizes in costs.items() if name in sizes]
     return [x for x, _ in found], [size for _, size in found]
-
-
-def _dress(axes: Axes, of: Explorer) -> None:
-    """Title, labels, ticks, and limits that hold whatever the sliders say."""
-    ends = [(values[0], values[-1]) for values in of.others.values()]
-    corners = np.array(np.meshgrid(*ends)).reshape(len(ends), -1).T.tolist()
-    sizes = [size for x in of.values for corner in corners for size in of.cost(x, *corner).values() if size]
-    axes.set(xscale="log", yscale="log", xlim=(of.values[0] / 1.3, of.values[-1] * 1.3),
-             ylim=(min(sizes) / 1.6, max(sizes) * 1.6))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_title(of.title, fontsize=11.5, fontweight="bold", color=INK, loc="left", pad=10)
-    axes.set_xlabel(of.axis, fontsize=10)
-    axes.set_ylabel("bytes that one rank sends", fontsize=10)
-    axes.xaxis.set_major_locator(FixedLocator(of.values))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
-    axes.tick_params(labelsize=9.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#E4E4E4", linewidth=0.8)
-    axes.set_axisbelow(True)

@@ -76,11 +76,16 @@ def chart(width: float, height: float, title: str, xlabel: str, ylabel: str) -> 
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     axes = figure.add_subplot()
-    axes.set_title(title, fontsize=11.5, fontweight="bold", color=INK, loc="left", pad=10)
-    axes.set_xlabel(xlabel, fontsize=10)
-    axes.set_ylabel(ylabel, fontsize=10)
-    axes.tick_params(labelsize=9.5)
+    dress(axes, title, xlabel, ylabel)
+    return figure, axes
+
+
+def dress(axes: Axes, title: str, xlabel: str, ylabel: str, size: float = 10) -> None:
+    """Title, labels of `size` points, and a quiet grid."""
+    axes.set_title(title, fontsize=size + 1.5, fontweight="bold", color=INK, loc="left", pad=10)
+    axes.set_xlabel(xlabel, fontsize=size)
+    axes.set_ylabel(ylabel, fontsize=size)
+    axes.tick_params(labelsize=size - 0.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="#E4E4E4", linewidth=0.8)
     axes.set_axisbelow(True)
-    return figure, axes

@@ -10,7 +10,9 @@ from tpcourse.show.bars import bytes_text
 from tpcourse.show.colours import INK
 from tpcourse.show.figure import Picture, chart
 
-PENS = (("#9A9A9A", "-", "o"), (INK, "-", "s"), ("#6E6E6E", "--", "^"), (INK, ":", "D"))
+# Greys, for colours mean ranks: grey, dash and mark tell them apart. The palest has a contrast of 3 with the paper.
+PENS = (("#8F8F8F", "-", "o"), (INK, "-", "s"), ("#6E6E6E", "--", "^"), (INK, ":", "D"), ("#8F8F8F", "-.", "v"),
+        (INK, "--", "P"))
 
 
 def growth(lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]], title: str,
@@ -25,7 +27,7 @@ def growth(lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mappin
         xlabel: what the size is; its last word is the symbol.
 
     Raises:
-        ValueError: no line, more than four, or points without a line of that name.
+        ValueError: no line, more than six, or points without a line of that name.
     """
     if not 1 <= len(lines) <= len(PENS):
         raise ValueError(f"{len(lines)} lines, but this plot tells 1 to {len(PENS)} apart")

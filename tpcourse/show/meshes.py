@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
 from tpcourse.show.bars import UNITS, _unit, bytes_text
 from tpcourse.show.colours import FAINT, INK, PAPER
+from tpcourse.show.controls import Slider
 from tpcourse.show.cube import cube
 from tpcourse.show.figure import Picture
-
-if TYPE_CHECKING:
-    from ipywidgets import Widget
 
 Costs = Mapping[tuple[int, int, int], tuple[float, float]]
 PANELS = (("sent by one rank", "#4D4D4D"), ("kept for backward on one rank", "#A6A6A6"))
@@ -61,22 +57,7 @@ def meshes(costs: Costs, title: str, picked: tuple[int, int, int] | None = None)
     return Picture(title, "\n".join(words), figure)
 
 
-@dataclass(frozen=True, repr=False)
-class MeshSlider:
-    """A slider over meshes and what it shows; where there are no widgets, one sentence."""
-
-    title: str
-    count: int
-    widget: Widget
-
-    def __repr__(self) -> str:
-        return f"<slider: {self.title}, {self.count} meshes; run the cell to move it>"
-
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {**self.widget._repr_mimebundle_(), "text/plain": repr(self)}
-
-
-def mesh_slider(costs: Costs, title: str) -> MeshSlider:
+def mesh_slider(costs: Costs, title: str) -> Slider:
     """`meshes` with one mesh marked, and its `cube`, under a slider that goes from mesh to mesh.
 
     It moves only while a kernel runs, so a lesson shows a still picture beside it.
@@ -98,4 +79,5 @@ def mesh_slider(costs: Costs, title: str) -> MeshSlider:
             image.value = png
 
     slider.observe(move, "value")
-    return MeshSlider(title, len(costs), ipywidgets.VBox([slider, *images]))
+    return Slider(f"<slider: {title}, {len(costs)} meshes; run the cell to move it>",
+                  ipywidgets.VBox([slider, *images]))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from tpcourse.show.controls import Slider
 from tpcourse.show.figure import PIXELS_PER_INCH, Picture
 from tpcourse.show.filmstrip import collective
-
-if TYPE_CHECKING:
-    from ipywidgets import Widget
 
 
 class Film(Protocol):
@@ -24,21 +21,7 @@ class Film(Protocol):
         ...
 
 
-@dataclass(frozen=True, repr=False)
-class FilmSlider:
-    """A film strip and the widget that shows its frames; where there are no widgets, one sentence."""
-
-    strip: Film
-    widget: Widget
-
-    def __repr__(self) -> str:
-        return f"<slider: {self.strip.title}, {len(self.strip.frames)} frames; run the cell to move it>"
-
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        return {**self.widget._repr_mimebundle_(), "text/plain": repr(self)}
-
-
-def collective_slider(name: str, ranks: int = 4) -> FilmSlider:
+def collective_slider(name: str, ranks: int = 4) -> Slider:
     """The frames of `show.collective(name, ranks)` one at a time.
 
     It moves only while a kernel runs, so a lesson shows the film strip beside it.
@@ -46,7 +29,7 @@ def collective_slider(name: str, ranks: int = 4) -> FilmSlider:
     return slide(collective(name, ranks))
 
 
-def slide(strip: Film) -> FilmSlider:
+def slide(strip: Film) -> Slider:
     """The frames of a film one at a time."""
     import ipywidgets
 
@@ -60,4 +43,5 @@ def slide(strip: Film) -> FilmSlider:
         reel.layout.object_position = f"0 {-change['new'] * height}px"
 
     slider.observe(wind, "value")
-    return FilmSlider(strip, ipywidgets.VBox([slider, reel]))
+    sentence = f"<slider: {strip.title}, {len(strip.frames)} frames; run the cell to move it>"
+    return Slider(sentence, ipywidgets.VBox([slider, reel]))

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from tpcourse.show.blocks import card
 from tpcourse.show.colours import FAINT, INK, PAPER, ink_on, rank_colour, rank_hatch
+from tpcourse.show.controls import Slider
 from tpcourse.show.figure import Drawing, Picture, canvas, write
-from tpcourse.show.slider import FilmSlider, slide
+from tpcourse.show.slider import slide
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +65,7 @@ def summa(product: str, a: Tensor, b: Tensor, q: int, names: Sequence[str] = ("A
 
 
 def summa_slider(product: str, a: Tensor, b: Tensor, q: int,
-                 names: Sequence[str] = ("A", "B", "C")) -> FilmSlider:
+                 names: Sequence[str] = ("A", "B", "C")) -> Slider:
     """The steps of `summa` one at a time; it moves only while a kernel runs."""
     return slide(summa(product, a, b, q, names))
 
