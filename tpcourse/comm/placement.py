@@ -1,10 +1,11 @@
 """Which block of an activation each rank holds, and what ranks send when it is to be another one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
-from math import prod
+
+import numpy as np
 
 Block = tuple[slice, slice]  # of tokens, of features
 
@@ -30,7 +31,7 @@ class Placement:
         places = [dict(zip(mesh, place)) for place in product(*map(range, mesh.values()))]
         return cls(*(tuple(_part(place, names, mesh) for place in places) for names in (tokens, features)))
 
-    @property
+    @cached_property
     def parts(self) -> tuple[int, int]:
         """How many parts there are of the tokens, and of the features."""
         return max(self.tokens) + 1, max(self.features) + 1
@@ -61,10 +62,7 @@ def to_send(source: Placement, target: Placement, n: int, h: int) -> list[list[l
     A rank sends itself nothing. Of several ranks that hold what another lacks, they take turns.
     Raises ValueError if the placements are of different numbers of ranks, or n or h does not split.
     """
-    ranks = len(source.tokens)
-    if len(target.tokens) != ranks:
-        raise ValueError(f"placements on {ranks} and {len(target.tokens)} ranks; an activation moves within "
-                         "one group")
+    ranks = _same_ranks(source, target)
     blocks = [[[] for _ in range(ranks)] for _ in range(ranks)]
     held = [(source.block(holders[0], n, h), holders) for holders in source.holders().values()]
     for to in range(ranks):
@@ -84,10 +82,32 @@ def overlap(a: Block, b: Block) -> Block | None:
 
 @cache
 def share_sent(source: Placement, target: Placement) -> tuple[float, ...]:
-    """The share of all numbers of an activation that each rank sends: of [n, h], this times n h."""
+    """The share of all numbers of an activation that each rank sends: what `to_send` sends of [n, h], over n h.
+
+    Raises ValueError as `to_send` does.
+    """
     n, h = (a * b for a, b in zip(source.parts, target.parts))
-    return tuple(sum(prod(span.stop - span.start for span in block) for to in sent for block in to) / (n * h)
-                 for sent in to_send(source, target, n, h))
+    ranks, held = np.arange(_same_ranks(source, target)), list(source.holders().values())
+    have, want = _edges(source, [holders[0] for holders in held], n, h)[:, None], _edges(target, ranks, n, h)
+    sides = np.minimum(have[..., 1], want[..., 1]) - np.maximum(have[..., 0], want[..., 0])
+    common, sent = sides.clip(0).prod(-1), np.zeros(len(ranks))  # [blocks, ranks]
+    for numbers, holders in zip(common, held):
+        numbers[holders] = 0
+        np.add.at(sent, np.array(holders)[ranks % len(holders)], numbers)
+    return tuple(sent / (n * h))
+
+
+def _edges(placement: Placement, ranks: Iterable[int], n: int, h: int) -> np.ndarray:
+    """Where the blocks of these ranks begin and end, [ranks, 2, 2]: tokens, features."""
+    return np.array([[(span.start, span.stop) for span in placement.block(rank, n, h)] for rank in ranks])
+
+
+def _same_ranks(source: Placement, target: Placement) -> int:
+    ranks = len(source.tokens)
+    if len(target.tokens) != ranks:
+        raise ValueError(f"placements on {ranks} and {len(target.tokens)} ranks; an activation moves within "
+                         "one group")
+    return ranks
 
 
 def _part(place: Mapping[str, int], names: Sequence[str], mesh: Mapping[str, int]) -> int:

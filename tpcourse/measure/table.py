@@ -46,7 +46,7 @@ class Table:
         """The calls with equal ones added up, in order of first appearance."""
         merged: dict[tuple, Row] = {}
         for call in self.calls:
-            key = tuple(getattr(call, name) for name in _KEY)
+            key = call.op, call.dim, call.group_size, call.phase
             merged[key] = _add(merged[key], call) if key in merged else call
         return list(merged.values())
 
@@ -105,7 +105,8 @@ def _text(value: object) -> str:
 
 
 def _add(a: Row, b: Row) -> Row:
-    return replace(a, **{name: getattr(a, name) + getattr(b, name) for name in _NUMBERS})
+    return Row(a.op, a.dim, a.group_size, a.calls + b.calls, a.message_bytes + b.message_bytes,
+               a.wire_bytes + b.wire_bytes, a.phase)
 
 
 def _check(where: dict[str, object]) -> None:

@@ -1,140 +1,237 @@
 """The fastest way through a stage's layers within a budget of memory: dynamic programming over fronts.
 
-A layer begins in one layout of the residual stream and ends in another. Seconds and bytes add up from layer
-to layer, so what matters of all ways to a layout is their front; it grows, layer by layer, and what cannot
-lead to the best end is dropped on the way. What can is said by a bound: with a price on each byte instead of
-a budget, the best rest of the way is a shortest path.
+From part to part the residual stream may change its layout. Seconds and bytes add up, so what matters of all
+ways to a layout is their front; it grows, part by part, and what cannot lead to the best end is dropped on the
+way. What can is said by a bound: with a price on each byte instead of a budget, the best rest of the way is a
+shortest path.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tpcourse.plan.front import Front, both, either
 
 ROUNDING = 1e-12  # relative
+ALIVE = 500  # ways to one place; of more the most hopeful go on
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One of the ways to run a layer, as what it recomputes: the choices for each layout, by number.
+
+    attention, mlp: [A] fronts, of parts that begin and end in a layout. between: [A, A], seconds from the
+    attention's layout to the MLP's.
+    """
+
+    attention: list[Front]
+    between: np.ndarray
+    mlp: list[Front]
 
 
 @dataclass(frozen=True)
 class Chain:
-    """`layers` equal layers. Of A layouts, all by number:
+    """`layers` equal layers, each in one of the modes, between what begins and ends a stage.
 
-    start, end: what may stand before the first layer and ends in a layout, and behind the last and begins
-    there. moves: [A, A], seconds from one layout to another. inside[b][d]: a layer from layout b to d.
+    start, end: [A] fronts of what stands before the first layer and ends in a layout, and of what stands
+    behind the last and begins there. moves: [A, A], seconds from one layout to another before a layer.
     """
 
     start: list[Front]
     moves: np.ndarray
-    inside: list[list[Front]]
+    modes: Sequence[Mode]
     end: list[Front]
     layers: int
 
 
 @dataclass(frozen=True)
+class Step:
+    """A choice on the way: its seconds with those of the move to it, bytes, and the layout it has."""
+
+    seconds: float
+    bytes: float
+    choice: object
+    layout: int
+    move: float = 0.0
+
+
+@dataclass(frozen=True)
 class Way:
-    """Seconds, bytes, and what was chosen: at the start, of each layer, at the end."""
+    """All choices in order: the start, of each layer (attention, MLP), and the end.
+
+    `least`: seconds that no way within the budget goes below; where the search was complete, its own.
+    """
 
     seconds: float
     bytes: float
     start: object
     layers: tuple
     end: object
+    least: float
 
 
 class Bound:
-    """The least of weight * seconds + price * bytes that is still to come, before every layer.
+    """The least of weight * seconds + price * bytes that is still to come, at every place of a chain.
 
-    before[k][a]: k layers to go, in layout a; moved[k][b]: the same, the next layer beginning in layout b.
-    `value`: of all the way. With weight 0 and price 1 it is the least memory.
+    With k layers to go: before[k][a] in layout a; moved[k][b] the next attention being in b; after[k][r][b]
+    behind that attention in mode r. `value`: of all the way. With weight 0 and price 1: the least memory.
     """
 
     def __init__(self, chain: Chain, price: float, weight: float = 1.0) -> None:
         self.chain, self.price, self.weight = chain, price, weight
-        self.inside = np.array([[self._least(front) for front in row] for row in chain.inside])
-        self.before, self.moved = [np.array([self._least(front) for front in chain.end])], [None]
+        self.attention, self.mlp = (np.array([[self.least(front) for front in getattr(mode, part)]
+                                              for mode in chain.modes]) for part in ("attention", "mlp"))
+        self.between = weight * np.array([mode.between for mode in chain.modes])  # [modes, A, A]
+        self.before = [np.array([self.least(front) for front in chain.end])]
+        self.after, self.moved = [None], [None]
         for _ in range(chain.layers):
-            self.moved.append((self.inside + self.before[-1]).min(1))
+            self.after.append((self.between + (self.mlp + self.before[-1])[:, None, :]).min(2))
+            self.moved.append((self.attention + self.after[-1]).min(0))
             self.before.append((weight * chain.moves + self.moved[-1]).min(1))
-        self.start = np.array([self._least(front) for front in chain.start])
+        self.start = np.array([self.least(front) for front in chain.start])
         self.value = float((self.start + self.before[-1]).min())
 
-    def way(self) -> Way:
-        """The way that is best at this price; there must be one."""
-        chain, here = self.chain, int((self.start + self.before[-1]).argmin())
-        taken = [self._pick(chain.start[here])]
-        for k in range(chain.layers, 0, -1):
-            begins = int((self.weight * chain.moves[here] + self.moved[k]).argmin())
-            ends = int((self.inside[begins] + self.before[k - 1]).argmin())
-            seconds, nbytes, chosen = self._pick(chain.inside[begins][ends])
-            taken.append((seconds + chain.moves[here, begins], nbytes, chosen))
-            here = ends
-        taken.append(self._pick(chain.end[here]))
-        seconds, nbytes, (start, *layers, end) = zip(*taken)
-        return Way(sum(seconds), sum(nbytes), start, tuple(layers), end)
+    def steps(self) -> list[Step]:
+        """The way that is best at this price, choice by choice; there must be one."""
+        here = int((self.start + self.before[-1]).argmin())
+        taken = [self._step(self.chain.start[here], here, 0.0)]
+        for k in range(self.chain.layers, 0, -1):
+            b = int((self.weight * self.chain.moves[here] + self.moved[k]).argmin())
+            r = int((self.attention[:, b] + self.after[k][:, b]).argmin())
+            d = int((self.between[r, b] + self.mlp[r] + self.before[k - 1]).argmin())
+            mode = self.chain.modes[r]
+            taken += [self._step(mode.attention[b], b, self.chain.moves[here, b]),
+                      self._step(mode.mlp[d], d, mode.between[b, d])]
+            here = d
+        return [*taken, self._step(self.chain.end[here], here, 0.0)]
 
-    def _sums(self, front: Front) -> np.ndarray:
+    def sums(self, front: Front) -> np.ndarray:
+        """Of each way of a front, weighed and priced."""
         return self.weight * front.seconds + self.price * front.bytes
 
-    def _least(self, front: Front) -> float:
-        return float(self._sums(front).min()) if len(front) else np.inf
+    def least(self, front: Front) -> float:
+        """The least of them; infinite if there is none."""
+        return float(self.sums(front).min()) if len(front) else np.inf
 
-    def _pick(self, front: Front) -> tuple[float, float, object]:
-        i = int(self._sums(front).argmin())
-        return front.seconds[i], front.bytes[i], front.ways[i]
-
-
-def emptiest(chain: Chain) -> Way | None:
-    """The way that needs least memory; None if there is none at all."""
-    bound = Bound(chain, price=1, weight=0)
-    return bound.way() if bound.value < np.inf else None
+    def _step(self, front: Front, layout: int, move: float) -> Step:
+        i = int(self.sums(front).argmin())
+        return Step(front.seconds[i] + move, front.bytes[i], front.ways[i], layout, move)
 
 
-def fastest(chain: Chain, budget: float) -> Way | None:
-    """The way that takes least of all that need at most `budget` bytes; None if there is none."""
-    least = emptiest(chain)
-    if least is None or least.bytes > budget:
-        return None
-    quick = Bound(chain, price=0).way()
-    if quick.bytes <= budget:
-        return quick
-    bound, known = _priced(chain, budget, quick, least)
-    return _walk(chain, budget, bound, known)
+def way(steps: Sequence[Step]) -> Way:
+    """The choices of a way in one."""
+    start, *inner, end = (step.choice for step in steps)
+    seconds = sum(step.seconds for step in steps)
+    return Way(seconds, sum(step.bytes for step in steps), start, tuple(zip(inner[::2], inner[1::2])), end, seconds)
 
 
-def _priced(chain: Chain, budget: float, full: Way, fits: Way) -> tuple[Bound, Way]:
-    """The price of a byte at which the bound is sharpest, and the fastest way that fits at such a price.
+class Search:
+    """The fastest way that needs at most `budget` bytes. `value`: seconds that it does not go below.
 
-    `full` is too full, and `fits` fits: the price makes both equal, until no other way is better at it.
+    The value is infinite if no way fits. It is the fastest way's own, or the bound at the price of a byte at
+    which that is sharpest: where a way that is too full and one that fits are both best.
     """
-    while True:
-        price = (fits.seconds - full.seconds) / (full.bytes - fits.bytes)
-        bound = Bound(chain, price)
-        if bound.value >= (fits.seconds + price * fits.bytes) * (1 - ROUNDING):
-            return bound, fits
-        way = bound.way()
-        full, fits = (full, way) if way.bytes <= budget else (way, fits)
+
+    def __init__(self, chain: Chain, budget: float) -> None:
+        self.chain, self.budget, self.bound, self.value = chain, budget, None, np.inf
+        least = Bound(chain, price=1, weight=0)
+        if least.value > budget:
+            return
+        quick = Bound(chain, price=0)
+        self.full, self.fits = quick.steps(), least.steps()
+        if way(self.full).bytes <= budget:
+            self.fits, self.value = self.full, quick.value
+        else:
+            self._relax()
+
+    def way(self, within: float) -> Way:
+        """The way itself, or one that takes at most this share of its seconds longer; there must be one."""
+        known = way(self.fits)
+        if self.bound is None:
+            return known
+        known = _spliced(self.chain, self.budget, self.full, self.fits) or known
+        walk = _Walk(self.bound, self.budget, known.seconds * (1 - within))
+        best = min(walk.best() or known, known, key=lambda way: way.seconds)
+        return replace(best, least=min(best.seconds, walk.limit) if walk.complete else self.value)
+
+    def _relax(self) -> None:
+        while True:
+            full, fits = way(self.full), way(self.fits)
+            price = (fits.seconds - full.seconds) / (full.bytes - fits.bytes)
+            self.bound = Bound(self.chain, price)
+            if self.bound.value >= (fits.seconds + price * fits.bytes) * (1 - ROUNDING):
+                break
+            steps = self.bound.steps()
+            if way(steps).bytes <= self.budget:
+                self.fits = steps
+            else:
+                self.full = steps
+        self.value = self.bound.value - price * self.budget
 
 
-def _walk(chain: Chain, budget: float, bound: Bound, known: Way) -> Way:
-    """From layer to layer with all fronts, less what the bound says cannot beat the way that is known."""
-    limit = (known.seconds + bound.price * budget) * (1 + ROUNDING)
+def _spliced(chain: Chain, budget: float, one: list[Step], other: list[Step]) -> Way | None:
+    """The fastest way within the budget that begins as one of two and, from some layer on, is the other."""
+    found = []
+    for first, second in ((one, other), (other, one)):
+        for k in range(1, 2 * chain.layers, 2):
+            turn = chain.moves[first[k - 1].layout, second[k].layout] - second[k].move
+            whole = way([*first[:k], *second[k:]])
+            found += [replace(whole, seconds=whole.seconds + turn)] if whole.bytes <= budget else []
+    return min(found, key=lambda whole: whole.seconds, default=None)
 
-    def hopeful(front: Front, rest: float) -> Front:
-        return front.only(front.seconds + bound.price * front.bytes + rest <= limit)
 
-    layouts, fronts = range(len(chain.end)), chain.start
-    for k in range(chain.layers, 0, -1):
-        moved = [either([hopeful(fronts[a].later(chain.moves[a, b]), bound.moved[k][b]) for a in layouts])
-                 for b in layouts]
-        fronts = [either([hopeful(both(moved[b], chain.inside[b][d]), bound.before[k - 1][d])
-                          for b in layouts]) for d in layouts]
-    whole = either([both(front, end) for front, end in zip(fronts, chain.end)])
-    whole = whole.only(whole.bytes <= budget)
-    seconds, nbytes, (way, end) = whole.seconds[-1], whole.bytes[-1], whole.ways[-1]
-    layers = []
-    for _ in range(chain.layers):
-        way, layer = way
-        layers.append(layer)
-    return Way(seconds, nbytes, way, tuple(reversed(layers)), end)
+class _Walk:
+    """From part to part with all fronts, less what by the bound takes more than `limit` seconds in the end.
+
+    `complete`: nothing else was left out.
+    """
+
+    def __init__(self, bound: Bound, budget: float, limit: float) -> None:
+        self.bound, self.chain, self.budget, self.limit, self.complete = bound, bound.chain, budget, limit, True
+        self.most = (limit + bound.price * budget) * (1 + ROUNDING)
+
+    def best(self) -> Way | None:
+        """The fastest way within the budget; None if it takes more than the limit."""
+        front, choices = self.whole(), []
+        if not len(front):
+            return None
+        start, end = front.ways[-1]
+        for _ in range(2 * self.chain.layers):
+            start, choice = start
+            choices.insert(0, choice)
+        return Way(front.seconds[-1], front.bytes[-1], start, tuple(zip(choices[::2], choices[1::2])), end, front.seconds[-1])
+
+    def whole(self) -> Front:
+        """All ways to the end within the budget; what they are is pairs in pairs."""
+        fronts = self.chain.start
+        for k in range(self.chain.layers, 0, -1):
+            before, ends = self.bound.before[k - 1], []
+            moved = self.moves(fronts, self.chain.moves, self.bound.moved[k])
+            for r, mode in enumerate(self.chain.modes):
+                behind = self.parts(moved, mode.attention, self.bound.after[k][r])
+                behind = self.moves(behind, mode.between, self.bound.mlp[r] + before)
+                ends.append(self.parts(behind, mode.mlp, before))
+            fronts = [self.hopeful(either(fronts), rest) for fronts, rest in zip(zip(*ends), before)]
+        whole = either(self.parts(fronts, self.chain.end, np.zeros(len(fronts))))
+        return whole.only(whole.bytes <= self.budget)
+
+    def moves(self, fronts: list[Front], seconds: np.ndarray, rest: np.ndarray) -> list[Front]:
+        """Those of each layout, from all others; `rest`: what is then still to come."""
+        alive = np.array([self.bound.least(front) for front in fronts])[:, None] + seconds + rest <= self.most
+        return [self.hopeful(either([fronts[a].later(seconds[a, b]) for a in np.flatnonzero(alive[:, b])]), left)
+                for b, left in enumerate(rest)]
+
+    def parts(self, fronts: list[Front], choices: list[Front], rest: np.ndarray) -> list[Front]:
+        """Those of each layout with one more part."""
+        return [self.hopeful(both(front, choice), left) for front, choice, left in zip(fronts, choices, rest)]
+
+    def hopeful(self, front: Front, rest: float) -> Front:
+        """Those that may be the best."""
+        sums = self.bound.sums(front) + rest
+        keep = sums <= self.most
+        if np.count_nonzero(keep) > ALIVE:
+            self.complete, keep = False, sums <= np.partition(sums, ALIVE)[ALIVE]
+        return front.only(keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tpcourse.comm.placement import Placement
@@ -184,8 +185,14 @@ def cost(plan: Plan, machine: Machine, *, e: int = 2) -> Cost:
     stage s (Narayanan et al. 2021, section 2.2.1, 1F1B).
     Raises ValueError if something does not split over the ranks.
     """
-    prices = Prices(plan.model, machine, e, apart=plan.stages > 1)
-    return Cost(tuple(_stage(plan, number, prices) for number in range(plan.stages)), plan.micro_batches)
+    known = prices(plan.model, machine, e, plan.stages > 1)
+    return Cost(tuple(_stage(plan, number, known) for number in range(plan.stages)), plan.micro_batches)
+
+
+@lru_cache(8)
+def prices(model: Transformer, machine: Machine, e: int, apart: bool) -> Prices:
+    """The same `Prices` each time, with all that they have worked out."""
+    return Prices(model, machine, e, apart)
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:

@@ -45,8 +45,12 @@ def front(points: Sequence[tuple[float, float]], ways: Sequence) -> Front:
     return Front(seconds[kept], nbytes[kept], [ways[i] for i in kept])
 
 
+NONE = front([], [])
+
+
 def either(fronts: Sequence[Front]) -> Front:
-    """One front of several."""
+    """One front of several, or of none."""
+    fronts = [front for front in fronts if len(front)] or [NONE]
     if len(fronts) == 1:
         return fronts[0]
     seconds = np.concatenate([f.seconds for f in fronts])
@@ -58,6 +62,8 @@ def either(fronts: Sequence[Front]) -> Front:
 
 def both(one: Front, other: Front) -> Front:
     """One thing, then the other, each in any of its ways: a way of both is the pair."""
+    if not len(one) or not len(other):
+        return NONE
     seconds = (one.seconds[:, None] + other.seconds).ravel()
     nbytes = (one.bytes[:, None] + other.bytes).ravel()
     kept = unbeaten(seconds, nbytes)

@@ -31,8 +31,8 @@ def message(op: str, axis: Axis, size: float, phase: str, calls: int = 1) -> lis
 
 def times(rows: Iterable[Row], n: int) -> list[Row]:
     """The same n times over."""
-    return [replace(row, calls=n * row.calls, message_bytes=n * row.message_bytes,
-                    wire_bytes=n * row.wire_bytes) for row in rows]
+    return [Row(row.op, row.dim, row.group_size, n * row.calls, n * row.message_bytes, n * row.wire_bytes,
+                row.phase) for row in rows]
 
 
 def again(rows: Iterable[Row]) -> list[Row]:

@@ -1,6 +1,7 @@
 """What the cube sends: tokens along j and l, weights along i."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from tpcourse.comm.placement import Placement
 from tpcourse.measure import Row
@@ -50,6 +51,7 @@ class ThreeD:
                       self.i * self.l if self.scatter else self.i, self.j,
                       looked_up=self.i, storage=self.i, keeps_gathered=self.keep_gathered)
 
+    @cache
     def axes(self, letters: str) -> Axis:
         """One axis, or two as one group: its name joins those of the axes with several ranks."""
         sizes = dict(zip("ijl", (self.i, self.j, self.l)))
