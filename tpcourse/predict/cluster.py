@@ -6,7 +6,8 @@ from tpcourse.measure import Row
 
 # Shares of the data sheets' rates that large kernels reach: of matrix products, memory and links. Of a coarse
 # grid those that fit the ten rows of Narayanan et al. 2021, Table 1, best: see tests/predict/test_time.py.
-MATMUL, BANDWIDTH, LINK = 0.68, 0.7, 0.8
+MATMUL, BANDWIDTH, LINK = 0.7, 0.7, 0.8
+LAUNCH = 5e-6  # seconds between the starts of two kernels, of the right size and no more: none is faster
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` of `node` GPUs, each with a link of its own; `cards` network cards in a node, for all of them."""
+    """`nodes` of `node` GPUs, each with a link of its own; `cards` network cards in a node, for all of them.
+
+    `overlap`: of a message and a product under way together, the share of the shorter one's seconds that is
+    saved. 1 is the most there can be, and 0 a program that waits for its messages; `calibrate` measures it.
+    """
 
     gpu: GPU
     inside: Link
@@ -36,6 +41,7 @@ class Cluster:
     node: int = 8
     cards: int = 8
     nodes: int = 1
+    overlap: float = 1.0
 
     @property
     def gpus(self) -> int:
@@ -47,13 +53,20 @@ class Cluster:
         """Bytes of a GPU."""
         return self.gpu.memory
 
-    def product(self, n: int, k: int, m: int, e: int) -> float:
-        """Seconds of [n, k] @ [k, m]: at a fixed share of the best rate, if memory is not slower."""
-        return max(2 * n * k * m / (MATMUL * self.gpu.matmul), self.kernel("product", e * (n * k + k * m + n * m)))
+    def product(self, n: int, k: int, m: int, e: int, batch: int = 1) -> float:
+        """Seconds of [n, k] @ [k, m], `batch` times: at a share of the best rate, if memory is not slower.
+
+        This is the roofline (Williams et al. 2009, "Roofline: an insightful visual performance model for
+        multicore architectures"): a product of small matrices waits for its bytes, or for its start.
+        Rates are of 16 bits; numbers of 4 bytes take twice as long, of 8 bytes four times.
+        """
+        flop = batch * 2 * n * k * m * max(e, 2) / 2
+        return max(flop / (MATMUL * self.gpu.matmul),
+                   self.kernel("product", batch * e * (n * k + k * m + n * m)))
 
     def kernel(self, kind: str, nbytes: float) -> float:
         """Seconds to read and write so many bytes, whatever is computed meanwhile."""
-        return nbytes / (BANDWIDTH * self.gpu.bandwidth)
+        return max(LAUNCH, nbytes / (BANDWIDTH * self.gpu.bandwidth))
 
     def message(self, row: Row, here: int) -> float:
         """alpha for each of a ring's steps, and a rank's bytes over what its link carries.
@@ -91,7 +104,15 @@ EDR = Link(12.5e9, 10e-6)
 HDR = Link(25e9, 10e-6)
 NDR = Link(50e9, 10e-6)
 
-# NVIDIA's data sheets "DGX A100" and "DGX H100 / H200": eight GPUs, eight cards for computing.
+# IEEE 802.3: 10 Gb/s (802.3ae), 25 Gb/s (802.3by), 100 Gb/s (802.3bj). Where TCP carries the messages a step
+# passes both kernels and takes longer.
+ETHERNET_10 = Link(1.25e9, 30e-6)
+ETHERNET_25 = Link(3.125e9, 30e-6)
+ETHERNET_100 = Link(12.5e9, 30e-6)
+
+# NVIDIA's data sheets "DGX-1" (2017): eight GPUs, four cards; "DGX A100" and "DGX H100 / H200": eight, and eight
+# cards for computing. One node each: replace(DGX_A100, nodes=128) has 1,024 GPUs.
+DGX_1 = Cluster(V100, NVLINK2, EDR, cards=4)
 DGX_A100 = Cluster(A100, NVLINK3, HDR)
 DGX_H100 = Cluster(H100, NVLINK4, NDR)
 DGX_H200 = Cluster(H200, NVLINK4, NDR)

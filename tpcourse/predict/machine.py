@@ -23,11 +23,15 @@ class Machine(Protocol):
     def memory(self) -> float:
         """Bytes of a GPU."""
 
-    def product(self, n: int, k: int, m: int, e: int) -> float:
-        """Seconds of [n, k] @ [k, m], numbers of e bytes."""
+    @property
+    def overlap(self) -> float:
+        """Of a message and a product under way together: the share of the shorter one's seconds that is saved."""
+
+    def product(self, n: int, k: int, m: int, e: int, batch: int = 1) -> float:
+        """Seconds of [n, k] @ [k, m], numbers of e bytes; of `batch` such products in one kernel."""
 
     def kernel(self, kind: str, nbytes: float) -> float:
-        """Seconds of other kernels that read and write so many bytes."""
+        """Seconds of another kernel, of a kind in `work.KINDS`, that reads and writes so many bytes."""
 
     def message(self, row: Row, here: int) -> float:
         """Seconds of a row of the ledger, affine in its bytes; `here` ranks of its group are in one node."""
