@@ -85,13 +85,13 @@ def test_sliders_pick_ranks_and_meshes():
     slider, image = picker.widget.children
     first = image.value
     slider.value = 5
-    assert image.value != first and image.value == show.cube(CUBE, 5).png() and slider.max == 7
+    assert image.value != first and image.value == show.cube(CUBE, 5).quick_png() and slider.max == 7
     assert repr(picker).startswith("<slider: 2 × 2 × 2")
     shown = show.mesh_slider(COSTS, "One block")
     slider, drawn, bars = shown.widget.children
     slider.value = (4, 1, 1)
-    assert drawn.value == show.cube({"i": 4, "j": 1, "l": 1}).png()
-    assert bars.value == show.meshes(COSTS, "One block", (4, 1, 1)).png()
+    assert drawn.value == show.cube({"i": 4, "j": 1, "l": 1}).quick_png()
+    assert bars.value == show.meshes(COSTS, "One block", (4, 1, 1)).quick_png()
     data = shown._repr_mimebundle_()
     assert data["text/plain"] == "<slider: One block, 3 meshes; run the cell to move it>"
     assert "application/vnd.jupyter.widget-view+json" in data

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from tpcourse.show.bars import UNITS, _unit, bytes_text
 from tpcourse.show.colours import INK
-from tpcourse.show.controls import Control, Frame, Sliders, place, spread
+from tpcourse.show.controls import Control, Frame, Sliders, names, place, spread
 from tpcourse.show.figure import Picture, dress
 from tpcourse.show.stacks import SHADES, Stacks, keys, mark_key
 
@@ -71,12 +71,12 @@ class Budget(Sliders):
     @property
     def names(self) -> list[str]:
         """The bars in order."""
-        return list(dict.fromkeys(name for bars in self.reach for name in bars))
+        return names(self.reach)
 
     @property
     def kinds(self) -> list[str]:
         """The kinds in order."""
-        return list(dict.fromkeys(kind for bars in self.reach for kinds in bars.values() for kind in kinds))
+        return names(kinds for bars in self.reach for kinds in bars.values())
 
     @property
     def unit(self) -> int:

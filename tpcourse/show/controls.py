@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -15,15 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from PIL import Image
 
 from tpcourse.show.colours import INK, PAPER
-from tpcourse.show.figure import PIXELS_PER_INCH, Picture
+from tpcourse.show.figure import PIXELS_PER_INCH, SHARPNESS, Picture, quick_png
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
 
-SHARPNESS = 1.5  # pixels of a moving picture for each on screen
 TEXT = 10.5  # points
 
 
@@ -49,7 +46,7 @@ class Slider(Live):
 
 @dataclass(frozen=True)
 class Control:
-    """What a person sets: a name and its values, on a slider; or, if they are `listed`, in a list of words."""
+    """What a person sets: a name and its values, on a slider; or, if they are `listed`, a button each."""
 
     name: str
     values: tuple
@@ -58,16 +55,23 @@ class Control:
 
     @property
     def start(self) -> Any:
-        """Where it begins: a list with its first value, a slider in the middle."""
+        """Where it begins: buttons with their first value, a slider in the middle."""
         return self.values[0 if self.listed else (len(self.values) - 1) // 2]
 
     def widget(self, wide: int) -> Widget:
-        """The control, its name `wide` pixels wide; arrow keys move it."""
+        """The control, its name `wide` pixels wide. Arrows left and right move a slider, Tab and Space press a button.
+
+        In JupyterLab a Dropdown has no keys, for arrows up and down go to another cell; RadioButtons have none at all.
+        """
         import ipywidgets
 
-        kind = ipywidgets.Dropdown if self.listed else ipywidgets.SelectionSlider
-        return kind(options=[(self.text(value), value) for value in self.values], value=self.start,
-                    description=self.name, style={"description_width": f"{wide}px"}, layout={"width": "560px"})
+        given = {"options": [(self.text(value), value) for value in self.values], "value": self.start,
+                 "description": self.name}
+        style = {"description_width": f"{wide}px"}
+        if self.listed:
+            layout = {"width": "max-content", "max_width": "100%"}
+            return ipywidgets.ToggleButtons(style=style | {"button_width": "auto"}, layout=layout, **given)
+        return ipywidgets.SelectionSlider(style=style, layout={"width": "560px"}, **given)
 
     def check(self, value: Any) -> None:
         """Raises ValueError for a value that it does not have."""
@@ -185,10 +189,9 @@ class Sliders(Live):
         def draw(change=None):
             values = [control.value for control in chosen]
             if change and self.slow(*values):
-                image.value = _png(255 - (255 - frame.pixels()) // 3)
+                image.value = quick_png(255 - (255 - frame.pixels()) // 3)
             self.move(frame, values)
-            with image.hold_sync():
-                image.value, image.tooltip = _png(frame.pixels()), self.words(*values)
+            image.value = quick_png(frame.pixels())
 
         for control in chosen:
             control.observe(draw, "value")
@@ -208,12 +211,11 @@ def spread(sizes: Sequence[Sequence]) -> Iterator[tuple]:
         yield ()
 
 
-def place(names: Sequence[str], values: Sequence[float]) -> str:
+def names(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All names in these, in the order of the fullest."""
+    return list(dict.fromkeys(name for some in sorted(found, key=len, reverse=True) for name in some))
+
+
+def place(sizes: Sequence[str], values: Sequence[float]) -> str:
     """Sizes as a sentence has them: ranks P = 64, width h = 8,192."""
-    return ", ".join(f"{name} = {value:,}" for name, value in zip(names, values))
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    raw = io.BytesIO()
-    Image.fromarray(pixels).save(raw, "png", compress_level=1)
-    return raw.getvalue()
+    return ", ".join(f"{size} = {value:,}" for size, value in zip(sizes, values))

@@ -53,7 +53,7 @@ def cube_picker(mesh: dict[str, int]) -> Slider:
     """
     import ipywidgets
 
-    drawn = lru_cache(None)(lambda rank: cube(mesh, rank).png())
+    drawn = lru_cache(None)(lambda rank: cube(mesh, rank).quick_png())
     image = ipywidgets.Image(value=drawn(0), format="png", layout={"width": "860px", "max_width": "100%"})
     slider = ipywidgets.IntSlider(0, 0, prod(mesh.values()) - 1, description="rank")
     slider.observe(lambda change: setattr(image, "value", drawn(change["new"])), "value")

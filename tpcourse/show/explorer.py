@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tpcourse.show.bars import bytes_text
 from tpcourse.show.colours import INK
-from tpcourse.show.controls import TEXT, Control, Frame, Sliders, place, spread
+from tpcourse.show.controls import TEXT, Control, Frame, Sliders, names, place, spread
 from tpcourse.show.figure import dress
 from tpcourse.show.growth import PENS
 
@@ -25,10 +25,10 @@ def explorer(cost: Callable[..., Costs], counted: Mapping[tuple, Costs], along: 
         cost: cost(x, *others) says the bytes of up to six names; for a name that cannot be, none.
         counted: by the same arguments as a tuple, bytes that were counted: marks upon the lines.
         along: what the size is called that the axis shows at first, and its values.
-        others: what each other size is called, and its values. The list "against" puts any of them on the axis.
+        others: what each other size is called, and its values. The buttons "against" put any of them on the axis.
         title: what stands above the figure.
 
-    Its last value in a cell shows sliders and list; `explorer(...).at(x, *others)` is a still picture, and
+    Its last value in a cell shows sliders and buttons; `explorer(...).at(x, *others)` is a still picture, and
     `.at(x, *others, name)` one against the size of that name.
     Raises ValueError for more names than pens.
     """
@@ -65,7 +65,7 @@ class Explorer(Sliders):
     @cached_property
     def names(self) -> list[str]:
         """The names in order."""
-        return list(dict.fromkeys(name for costs in self.reach for name in costs))
+        return names(self.reach)
 
     def frame(self) -> Frame:
         return _Frame(self)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
 from tpcourse.show.colours import INK, PAPER
 
 PIXELS_PER_INCH = 100  # on screen; the PNG holds twice as many, for screens that show them
+SHARPNESS = 1.5  # pixels of a widget's picture for each on screen
 
 
 class Drawing:
@@ -37,6 +40,14 @@ class Drawing:
         Image.open(raw).convert("RGB").quantize(128).save(small, format="png", optimize=True)
         return small.getvalue()
 
+    def quick_png(self) -> bytes:
+        """The figure as PNG bytes for a widget, larger and made in a fraction of the time."""
+        figure = self.figure()
+        figure.set_dpi(SHARPNESS * PIXELS_PER_INCH)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        return quick_png(np.asarray(canvas.buffer_rgba())[..., :3])
+
     def __repr__(self) -> str:
         return f"<figure: {self.title}>\n{self.alt}"
 
@@ -56,6 +67,13 @@ class Picture(Drawing):
 
     def figure(self) -> Figure:
         return self.made
+
+
+def quick_png(pixels: np.ndarray) -> bytes:
+    """Pixels as PNG bytes; a byte for each grey one, or three for each of a colour."""
+    raw = io.BytesIO()
+    Image.fromarray(pixels).save(raw, "png", compress_level=1)
+    return raw.getvalue()
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:

@@ -66,7 +66,7 @@ def mesh_slider(costs: Costs, title: str) -> Slider:
 
     @lru_cache(None)
     def drawn(mesh):
-        return cube(dict(zip("ijl", mesh))).png(), meshes(costs, title, mesh).png()
+        return cube(dict(zip("ijl", mesh))).quick_png(), meshes(costs, title, mesh).quick_png()
 
     first = next(iter(costs))
     images = [ipywidgets.Image(value=png, format="png", layout={"width": "860px", "max_width": "100%"})

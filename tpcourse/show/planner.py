@@ -36,7 +36,7 @@ class Answer:
 
 def planner(best: Callable[[Any, Any, float], Answer], models: Mapping[str, Any], clusters: Mapping[str, Any],
             budgets: Sequence[float], title: str = "The fastest plan within the budget") -> Planner:
-    """The best plan's seconds and bytes as bars, and the plan itself, under lists of models and clusters and a
+    """The best plan's seconds and bytes as bars, and the plan itself, under buttons for models and clusters and a
     slider of budgets in bytes.
 
     Args:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
 from tpcourse.show.colours import INK
-from tpcourse.show.controls import Control, Frame, Sliders, place, spread
+from tpcourse.show.controls import Control, Frame, Sliders, names, place, spread
 from tpcourse.show.figure import Picture, dress
 
 SHADES = (("#F2F2F2", ""), ("#8C8C8C", "///"), ("#C9C9C9", "..."), ("#4D4D4D", "xx"), ("#FFFFFF", "\\\\"),
@@ -69,7 +69,7 @@ class Winners(Sliders):
     def names(self) -> list[str]:
         """The names in order."""
         sizes = [self.across[1], self.up[1], *(control.values for control in self.controls)]
-        return list(dict.fromkeys(name for at in spread(sizes) for name in self.cost(*at)))
+        return names(self.cost(*at) for at in spread(sizes))
 
     @property
     def fields(self) -> Iterator[tuple[int, int]]:
