@@ -1,4 +1,4 @@
-"""Every widget of a lesson in JupyterLab, in a real browser: the keyboard moves each control, and the picture follows.
+"""Every widget in JupyterLab, in a real browser: the keyboard moves each control, and the picture follows.
 
 What it looked like is in tests/browser/artefacts, with the milliseconds from key to picture.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no chromium, chromium-browser or google-chrome here")
 
@@ -69,27 +69,30 @@ def best(model, cluster, budget):
         raise ValueError("no scheme holds so little; take more GPUs")
     seconds, scheme = min(ways, key=lambda way: way[0])
     times = predict.step_time(model, scheme, cluster, 16).values()
-    return show.Answer({kind: sum(getattr(time, kind) for time in times) for kind in ("matmul", "elementwise", "messages")},
+    kinds = ("matmul", "elementwise", "messages")
+    return show.Answer({kind: sum(getattr(time, kind) for time in times) for kind in kinds},
                        rank_bytes(model, scheme, 16), f"all parts   {scheme}", measured=1.1 * seconds)
 '''
 A100 = "predict.Cluster(predict.cluster.A100, predict.cluster.NVLINK3, predict.cluster.HDR, nodes={})"
 WIDGETS = {
-    "explorer": "show.explorer(sent, {(P, 8192, 1024, 16): sent(P, 8192, 1024, 16) for P in WAYS}, ('ranks P', tuple(WAYS)), "
-                "{'width h': (4096, 8192, 12_288), 'sequence s': (512, 1024, 2048), 'batch b': (4, 16, 64)}, "
-                "'One layer, bfloat16, forward and backward')",
+    "explorer": "show.explorer(sent, {(P, 8192, 1024, 16): sent(P, 8192, 1024, 16) for P in WAYS}, "
+                "('ranks P', tuple(WAYS)), {'width h': (4096, 8192, 12_288), 'sequence s': (512, 1024, 2048), "
+                "'batch b': (4, 16, 64)}, 'One layer, bfloat16, forward and backward')",
     "budget": "show.budget_sliders(held, {(16, 1024, 16): {name: sum(kinds.values()) for name, kinds in "
               "held(16, 1024, 16).items()}}, {'ranks P': tuple(WAYS), 'sequence s': (512, 1024, 2048), "
               "'batch b': (4, 16, 64)}, 80 * 2**30, 'A model of 7 billion parameters')",
-    "winners": "show.winners_sliders(least, ('tokens n', [512 * 2**k for k in range(8)]), ('width h', (4096, 8192, 12_288)), "
-               "{'ranks P': tuple(WAYS)}, 'Who sends least for a layer', {(n, h, 64): least(n, h, 64) for n, h in "
-               "((2048, 12_288), (32_768, 8192))})",
+    "winners": "show.winners_sliders(least, ('tokens n', [512 * 2**k for k in range(8)]), "
+               "('width h', (4096, 8192, 12_288)), {'ranks P': tuple(WAYS)}, 'Who sends least for a layer', "
+               "{(n, h, 64): least(n, h, 64) for n, h in ((2048, 12_288), (32_768, 8192))})",
     "bandwidth": "show.bandwidth(ring, {P: [(2.0**k, 1.2 * ring(2.0**k, 3e-5, 1e-9, P)) for k in range(10, 26, 3)] "
                  "for P in (2, 4, 8)}, (3e-5, 1e-9), 'An all-reduce')",
     "planner": "show.planner(best, {'7B': gpt(4096, 1024, 32), '40B': gpt(8192, 1024, 48)}, "
-               f"{{'8 A100': {A100.format(1)}, '64 A100': {A100.format(8)}}}, [k * 10 * 2**30 for k in range(1, 9)])",
+               f"{{'8 A100': {A100.format(1)}, '64 A100': {A100.format(8)}}}, "
+               "[k * 10 * 2**30 for k in range(1, 9)])",
     "collective": "show.collective_slider('all_reduce', 3)",
     "cube": "show.cube_picker({'i': 2, 'j': 2, 'l': 2})",
-    "meshes": "show.mesh_slider({(1, 4, 1): (3000, 2000.0), (2, 2, 1): (2**20, 1500), (4, 1, 1): (4096, 1024)}, 'A block')",
+    "meshes": "show.mesh_slider({(1, 4, 1): (3000, 2000.0), (2, 2, 1): (2**20, 1500), (4, 1, 1): (4096, 1024)}, "
+              "'A block')",
 }
 IDLE = ".jp-Notebook-ExecutionIndicator[data-status=idle]"
 SETTINGS = {"apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -118,7 +121,8 @@ def server(tmp_path_factory):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(settings))
     folders = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime",
-               "IPYTHONDIR": "ipython", "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
+               "IPYTHONDIR": "ipython", "JUPYTERLAB_SETTINGS_DIR": "settings",
+               "JUPYTERLAB_WORKSPACES_DIR": "workspaces"}
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
                "--ServerApp.port=0", "--IdentityProvider.token=", f"--ServerApp.root_dir={home}"]
     with (home / "log").open("w") as log, subprocess.Popen(
@@ -154,7 +158,8 @@ def page(server):
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.goto(f"{server}lab/tree/widgets.ipynb")
         page.locator(IDLE).wait_for(timeout=60_000)
-        while not any(session["kernel"]["connections"] for session in page.request.get(f"{server}api/sessions").json()):
+        sessions = f"{server}api/sessions"
+        while not any(session["kernel"]["connections"] for session in page.request.get(sessions).json()):
             page.wait_for_timeout(100)  # before it has a kernel, JupyterLab asks which one to take
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name="Run All Cells", exact=True).click()

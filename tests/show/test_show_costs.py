@@ -126,8 +126,9 @@ def test_a_map_says_where_one_or_nobody_can_be():
 
 
 def held(ranks, batch):
-    bars = {"1D": {"weights": 2.0**31 / ranks, "activations": 2.0**30 * batch}}
-    return bars | ({"2D": {"weights": 2.0**31 / ranks, "activations": 2.0**30 * batch / ranks}} if ranks > 2 else {})
+    weights, kept = 2.0**31 / ranks, 2.0**30 * batch
+    return {"1D": {"weights": weights, "activations": kept}} | (
+        {"2D": {"weights": weights, "activations": kept / ranks}} if ranks > 2 else {})
 
 
 @pytest.fixture
@@ -138,7 +139,8 @@ def memory():
 
 def test_a_budgets_sliders_move_bars_and_marks(memory):
     axes, = memory.at(4, 2).figure().axes
-    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 0.5), (0, 0.5), (0.5, 2), (0.5, 0.5)]  # GiB
+    bars = [(bar.get_x(), bar.get_width()) for bar in axes.patches]
+    assert bars == [(0, 0.5), (0, 0.5), (0.5, 2), (0.5, 0.5)]  # GiB
     marks, line = axes.lines
     assert marks.get_xydata().tolist() == [[2.5, 0], [1, 1]] and line.get_xdata() == [2, 2]
     assert written(axes) == ["ranks P = 4, batch b = 2", "2.5 GiB", "1 GiB, fits"]
@@ -190,7 +192,8 @@ def test_bandwidth_begins_at_the_fit(bandwidth):
     assert [control.start for control in bandwidth.controls] == [1e-4, 2e-9, 4]
 
 
-@pytest.mark.parametrize("measured, fit", [({4: []}, (1, 1)), ({4: POINTS}, (0.0, 1e-9)), ({4: POINTS}, (1e-3, -1e-9))])
+@pytest.mark.parametrize("measured, fit", [
+    ({4: []}, (1, 1)), ({4: POINTS}, (0.0, 1e-9)), ({4: POINTS}, (1e-3, -1e-9))])
 def test_bandwidth_of_nothing_or_of_no_line_is_refused(measured, fit):
     with pytest.raises(ValueError, match="points and a fit of .*; measure some messages"):
         show.bandwidth(ring, measured, fit, "All-reduce")

@@ -1,7 +1,5 @@
 """The cube draws who stores and who needs which block, as the layer has it; meshes draw the costs."""
 
-import itertools
-
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -53,7 +51,7 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_no_text_is_cut_or_written_over(name):
+def test_no_text_is_cut_or_written_over(apart, name):
     figure = PICTURES[name].figure()
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -63,13 +61,7 @@ def test_no_text_is_cut_or_written_over(name):
         if axes.axison:
             words += [axes.xaxis.label, axes.yaxis.label]
     words += [tick.label1 for tick in figure.axes[0].yaxis.get_major_ticks() if figure.axes[0].axison]
-    texts = [text for text in words if text.get_text()]
-    boxes = [text.get_window_extent(canvas.get_renderer()) for text in texts]
-    for text, box in zip(texts, boxes):
-        inside = box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
-        assert inside, f"{text.get_text()!r} is cut"
-    for (one, box), (other, second) in itertools.combinations(zip(texts, boxes), 2):
-        assert not box.overlaps(second), f"{one.get_text()!r} lies over {other.get_text()!r}"
+    apart(canvas.get_renderer(), figure, words)
     assert len(PICTURES[name].png()) < 130_000
 
 

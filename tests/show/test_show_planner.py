@@ -1,4 +1,4 @@
-"""The planner's picture is the answer's numbers and words, or says why there is none; each question is asked once."""
+"""The planner's picture has the answer's numbers and words, or says why there is none; a question is asked once."""
 
 import pytest
 
@@ -45,9 +45,11 @@ def test_bars_marks_line_and_words_are_the_answers(planner):
 
 def test_where_nothing_fits_it_says_why(planner):
     picture = planner.at("huge", "8 GPUs", GIB)
-    assert picture.alt.splitlines()[1] == f"nothing fits: {1000 * GIB} bytes needed, {8 * GIB} there; take more GPUs"
+    why = f"{1000 * GIB} bytes needed, {8 * GIB} there; take more GPUs"
+    assert picture.alt.splitlines()[1] == f"nothing fits: {why}"
     seconds, memory = picture.figure().axes
-    assert all(bar.get_width() == 0 for axes in (seconds, memory) for bar in axes.patches if bar.get_height() == 0.62)
+    bars = [bar for axes in (seconds, memory) for bar in axes.patches if bar.get_height() == 0.62]
+    assert len(bars) == 12 and all(bar.get_width() == 0 for bar in bars)
     assert f"Nothing fits: {1000 * GIB} bytes needed" in seconds.texts[-1].get_text()
     assert "together" in planner.at("huge", "1,024 GPUs", 2 * GIB).alt
 

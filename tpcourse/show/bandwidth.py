@@ -38,8 +38,8 @@ def bandwidth(seconds: Callable[[float, float, float, int], float],
     """
     points = {ranks: tuple(sorted(found)) for ranks, found in measured.items()}
     if not any(points.values()) or min(fit) <= 0:
-        raise ValueError(f"{sum(map(len, points.values()))} points and a fit of {fit}; measure some messages, and give "
-                         "alpha and beta above 0")
+        raise ValueError(f"{sum(map(len, points.values()))} points and a fit of {fit}; measure some messages, and "
+                         "give alpha and beta above 0")
     return Bandwidth(seconds, points, fit, title)
 
 
@@ -98,7 +98,8 @@ class _Frame(Frame):
         self.curves = [self.curve(axes, "#6E6E6E", "-", "o") for axes in self.halves]
         for _, marks in self.curves:
             marks.set(color=INK, zorder=3)
-        self.rules = [self.add(axes.axvline(1, color="#8F8F8F", linewidth=1.2, linestyle="--")) for axes in self.halves]
+        rule = {"color": "#8F8F8F", "linewidth": 1.2, "linestyle": "--"}
+        self.rules = [self.add(axes.axvline(1, **rule)) for axes in self.halves]
         self.words = self.text(speed, 0, 1.04, va="bottom", fontsize=10)
         self.figure.legend([*self.curves[0], self.rules[0]], ["by α and β", "measured", "half of the bandwidth"],
                            loc="outside lower center", ncols=3, fontsize=10, frameon=False)
@@ -126,7 +127,8 @@ class _Frame(Frame):
         self.words.set_text(f"half of the bandwidth from {bytes_text(half)} on")
 
 
-def _scale(axes: Axes, base: int, text: Callable[[float], str], sizes: np.ndarray, limits: tuple[float, float]) -> None:
+def _scale(axes: Axes, base: int, text: Callable[[float], str], sizes: np.ndarray,
+           limits: tuple[float, float]) -> None:
     """Both axes logarithmic: sizes in bytes across, and upwards what `text` writes, to this base."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=base)

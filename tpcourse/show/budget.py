@@ -115,8 +115,8 @@ class _Frame(Frame):
         self.head(self.axes, of)
         self.stacks = Stacks(self, self.axes, len(of.names), len(of.kinds))
         self.axes.set_yticks(range(len(of.names)), of.names)
-        self.totals = [self.add(self.axes.text(1.015, bar, "", transform=self.axes.get_yaxis_transform(), va="center",
-                                               fontsize=10, color=INK)) for bar in range(len(of.names))]
+        beside = {"transform": self.axes.get_yaxis_transform(), "va": "center", "fontsize": 10, "color": INK}
+        self.totals = [self.add(self.axes.text(1.015, bar, "", **beside)) for bar in range(len(of.names))]
         handles = keys(of.kinds)
         if of.there is not None:
             line = {"color": INK, "linewidth": 2, "linestyle": "--"}

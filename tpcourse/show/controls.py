@@ -59,9 +59,9 @@ class Control:
         return self.values[0 if self.listed else (len(self.values) - 1) // 2]
 
     def widget(self, wide: int) -> Widget:
-        """The control, its name `wide` pixels wide. Arrows left and right move a slider, Tab and Space press a button.
+        """The control, its name `wide` pixels wide: left and right move a slider, Tab and Space press a button.
 
-        In JupyterLab a Dropdown has no keys, for arrows up and down go to another cell; RadioButtons have none at all.
+        In JupyterLab a Dropdown has no keys, for up and down go to another cell; RadioButtons have none at all.
         """
         import ipywidgets
 
@@ -111,8 +111,8 @@ class Frame:
         """The title above these axes, and a line under it for where the controls are."""
         axes.set_title(of.title, fontsize=TEXT + 1.5, fontweight="bold", color=INK, loc="left",
                        pad=10 + 15 * bool(of.controls))
-        self.place = self.add(axes.annotate("", (0, 1), (0, 9), "axes fraction", "offset points", fontsize=TEXT - 0.5,
-                                            color=INK))
+        self.place = self.add(axes.annotate("", (0, 1), (0, 9), "axes fraction", "offset points", color=INK,
+                                            fontsize=TEXT - 0.5))
 
     def settle(self, left: float, right: float) -> None:
         """Axes and legends find their places, for good, between these parts of the width."""

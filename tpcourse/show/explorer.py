@@ -96,7 +96,7 @@ class _Frame(Frame):
         for row, (name, pen) in enumerate(zip(of.names, PENS)):
             y = 0.84 - 0.15 * row
             line, marks = self.curve(self.axes, *pen)
-            line.set_zorder(2.5 - 0.1 * row)  # dots and dashes of the later ones are seen between those of the first
+            line.set_zorder(2.5 - 0.1 * row)  # seen through the gaps of those before
             self.curves.append((line, marks))
             self._key(name, y, *pen)
             self.texts.append(self.text(self.axes, 1.17, y - 0.06))

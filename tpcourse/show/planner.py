@@ -48,7 +48,8 @@ def planner(best: Callable[[Any, Any, float], Answer], models: Mapping[str, Any]
 
     Its last value in a cell shows the controls; `.at(model's name, cluster's name, budget)` is a still picture.
     """
-    controls = (Control("model", tuple(models), str, listed=True), Control("cluster", tuple(clusters), str, listed=True),
+    controls = (Control("model", tuple(models), str, listed=True),
+                Control("cluster", tuple(clusters), str, listed=True),
                 Control("budget", tuple(budgets), bytes_text))
     return Planner(best, models, clusters, controls, title, {})
 
@@ -132,7 +133,8 @@ class _Bar:
         self.texts = [frame.text(axes, 1.12, 0.87 - 0.27 * row) for row in range(len(SHADES) + 1)]
         self.keys = []
         for row, shade in enumerate(SHADES):
-            box = Rectangle((1.05, 0.77 - 0.27 * row), 0.05, 0.2, transform=axes.transAxes, clip_on=False, **style(shade))
+            where = {"transform": axes.transAxes, "clip_on": False}
+            box = Rectangle((1.05, 0.77 - 0.27 * row), 0.05, 0.2, **where, **style(shade))
             self.keys.append(frame.add(axes.add_artist(box)))
 
     def set(self, parts: Mapping[str, float], scale: float, mark: float | None) -> None:
@@ -149,7 +151,8 @@ class _Bar:
 
 def _sum(name: str, parts: Mapping[str, float], text: Callable[[float], str], by: str, mark: float | None) -> str:
     said = ", ".join(f"{kind} {text(size)}" for kind, size in parts.items())
-    return f"{name}: {said}; together {text(sum(parts.values()))}" + ("" if mark is None else f", {by} {text(mark)}")
+    also = "" if mark is None else f", {by} {text(mark)}"
+    return f"{name}: {said}; together {text(sum(parts.values()))}{also}"
 
 
 def _round(seconds: float) -> float:

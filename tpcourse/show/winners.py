@@ -22,10 +22,11 @@ EDGE = "#9A9A9A"
 SAME, OTHER = {"marker": "D", "markersize": 6, "color": INK}, {"marker": "X", "markersize": 8, "color": INK}
 NOWHERE = Path([(0, 0)])
 Costs = Mapping[str, float]
+Axis = tuple[str, Sequence[int]]  # what it is called, and its values
 
 
-def winners(cost: Callable[[int, int], Costs], across: tuple[str, Sequence[int]], up: tuple[str, Sequence[int]],
-            title: str, counted: Mapping[tuple, Costs] = {}) -> Picture:
+def winners(cost: Callable[[int, int], Costs], across: Axis, up: Axis, title: str,
+            counted: Mapping[tuple, Costs] = {}) -> Picture:
     """A field for each pair of sizes, in the shade of the name that costs least there.
 
     Args:
@@ -40,8 +41,8 @@ def winners(cost: Callable[[int, int], Costs], across: tuple[str, Sequence[int]]
     return winners_sliders(cost, across, up, {}, title, counted).at()
 
 
-def winners_sliders(cost: Callable[..., Costs], across: tuple[str, Sequence[int]], up: tuple[str, Sequence[int]],
-                    others: Mapping[str, Sequence[int]], title: str, counted: Mapping[tuple, Costs] = {}) -> Winners:
+def winners_sliders(cost: Callable[..., Costs], across: Axis, up: Axis, others: Mapping[str, Sequence[int]],
+                    title: str, counted: Mapping[tuple, Costs] = {}) -> Winners:
     """`winners` under a slider for each other size: cost(x, y, *others), and `counted` by the same.
 
     For a name that cannot be, cost says nothing. Its last value in a cell shows the sliders; `.at(*others)` is
@@ -59,8 +60,8 @@ class Winners(Sliders):
     """See `winners_sliders`."""
 
     cost: Callable[..., Costs]
-    across: tuple[str, Sequence[int]]
-    up: tuple[str, Sequence[int]]
+    across: Axis
+    up: Axis
     controls: tuple[Control, ...]
     title: str
     counted: dict[tuple, Costs]
@@ -94,7 +95,10 @@ class Winners(Sliders):
 
 
 class _Frame(Frame):
-    """Fields with their numbers, the line between winners, and the marks."""
+    """Fields with their numbers, the line between winners, and the marks.
+
+    Hatching takes long, so all fields of a winner are one area.
+    """
 
     def __init__(self, of: Winners) -> None:
         (xlabel, xs), (ylabel, ys) = of.across, of.up
@@ -108,11 +112,11 @@ class _Frame(Frame):
         self.axes.grid(visible=False)
         self.axes.spines[:].set_visible(False)
         places = [(column, row) for row in range(len(ys)) for column in range(len(xs))]
-        self.areas = [self.add(self.axes.add_patch(PathPatch(NOWHERE, facecolor=shade, hatch=hatch, edgecolor=EDGE)))
-                      for _, (shade, hatch) in zip(of.names, SHADES)]  # one each: hatches take their time
-        paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.2}
-        self.ratios = [self.add(self.axes.text(*at, "", ha="center", va="center", fontsize=9.5, color=INK, bbox=paper))
-                       for at in places]
+        areas = [PathPatch(NOWHERE, facecolor=shade, hatch=hatch, edgecolor=EDGE) for shade, hatch in SHADES]
+        self.areas = [self.add(self.axes.add_patch(area)) for area in areas[:len(of.names)]]
+        style = {"ha": "center", "va": "center", "fontsize": 9.5, "color": INK,
+                 "bbox": {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.2}}
+        self.ratios = [self.add(self.axes.text(*at, "", **style)) for at in places]
         self.line = self.add(self.axes.add_collection(LineCollection([], colors=INK, linewidths=3, zorder=2.6)))
         self.marks = [self.add(self.axes.plot([], [], linestyle="", **style)[0]) for style in (SAME, OTHER)]
         self.figure.legend(handles=self._handles(), loc="outside lower center", ncols=6, fontsize=10, frameon=False)
