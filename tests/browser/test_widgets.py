@@ -149,7 +149,8 @@ def _address(process, home):
 @pytest.fixture(scope="module")
 def page(server):
     """The notebook, run once; `page.errors` collects what the console says."""
-    ARTEFACTS.mkdir(exist_ok=True)
+    shutil.rmtree(ARTEFACTS, ignore_errors=True)
+    ARTEFACTS.mkdir()
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
         page = browser.new_page(viewport={"width": 1280, "height": 900})

@@ -69,7 +69,7 @@ class Control:
                  "description": self.name}
         style = {"description_width": f"{wide}px"}
         if self.listed:
-            layout = {"width": "max-content", "max_width": "100%"}
+            layout = {"width": "auto", "display": "flex", "flex_flow": "row", "align_items": "center"}
             return ipywidgets.ToggleButtons(style=style | {"button_width": "auto"}, layout=layout, **given)
         return ipywidgets.SelectionSlider(style=style, layout={"width": "560px"}, **given)
 
