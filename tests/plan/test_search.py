@@ -10,7 +10,8 @@ from tpcourse.models.block import RECOMPUTE
 from tpcourse.plan import LayerPlan, Plan, cost
 from tpcourse.plan.cost import Prices
 from tpcourse.plan.options import Degrees, schemes_for
-from tpcourse.plan.search import Stages
+from tpcourse.plan.search import emptiest_plan, fastest_plan
+from tpcourse.plan.stages import Stages
 from tpcourse.predict import Transformer, cluster
 
 # Slow links and little memory, so that on a small model every choice matters.
@@ -50,10 +51,10 @@ def budgets(nbytes):
 def test_brute_force_finds_nothing_faster(case):
     model, degrees, seconds, nbytes = case
     stages = Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH)
-    assert stages.best(nbytes.min() - 1) is None
+    assert fastest_plan(stages, nbytes.min() - 1) is None
     answers = set()
     for budget in budgets(nbytes)[1:]:
-        found, plan = stages.best(budget)
+        found, plan = fastest_plan(stages, budget)
         assert found == pytest.approx(seconds[nbytes <= budget].min(), rel=1e-12)
         assert cost(plan, MACHINE, e=4).total == pytest.approx(found, rel=1e-12)
         assert cost(plan, MACHINE, e=4).memory <= budget
@@ -66,12 +67,18 @@ def test_a_tolerance_and_a_limit_are_kept(case):
     stages = Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH)
     for budget in budgets(nbytes)[1:]:
         fastest = seconds[nbytes <= budget].min()
-        assert stages.best(budget, within=0.01)[0] <= fastest * 1.0101
-        assert stages.best(budget, limit=fastest * (1 - 1e-9)) is None
-        assert stages.best(budget, limit=fastest * 1.0001)[0] == pytest.approx(fastest, rel=1e-12)
+        assert fastest_plan(stages, budget, within=0.01)[0] <= fastest * 1.0101
+        assert fastest_plan(stages, budget, limit=fastest * (1 - 1e-9)) is None
+        assert fastest_plan(stages, budget, limit=fastest * 1.0001)[0] == pytest.approx(fastest, rel=1e-12)
 
 
 def test_no_plan_goes_below_the_least(case):
     model, degrees, seconds, _ = case
     least = Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH).least
     assert 0.3 * seconds.min() < least <= seconds.min() * (1 + 1e-12)
+
+
+def test_the_emptiest(case):
+    model, degrees, _, nbytes = case
+    plan = emptiest_plan(Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH))
+    assert cost(plan, MACHINE, e=4).memory == nbytes.min()

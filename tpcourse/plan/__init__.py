@@ -2,5 +2,6 @@
 
 from tpcourse.plan.cost import Cost, cost
 from tpcourse.plan.layout import LayerPlan, Plan
+from tpcourse.plan.plans import Plans, plan
 
-__all__ = ["Cost", "LayerPlan", "Plan", "cost"]
+__all__ = ["Cost", "LayerPlan", "Plan", "Plans", "cost", "plan"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -172,6 +172,17 @@ class Cost:
         """Bytes on a rank of the fullest stage."""
         return self.fullest.memory
 
+    def growth(self, other: Cost) -> tuple[str, str]:
+        """What the fullest rank holds more of than the other's: the kind of bytes and the part of the model."""
+        own, their = _amounts(self.fullest), _amounts(other.fullest)
+        return max(own, key=lambda what: own[what] - their.get(what, 0))
+
+    @property
+    def mostly(self) -> str:
+        """What the fullest rank holds most of."""
+        held = _amounts(self.fullest)
+        return " of ".join(max(held, key=held.get))
+
     @property
     def sent(self) -> float:
         """Bytes that a rank sends in a step, in the stage that sends most."""
@@ -236,6 +247,11 @@ def _pieces(plan: Plan, number: int, prices: Prices) -> Iterator[tuple[str, Piec
     if last:
         yield "stages", prices.boundary(home, (plan.ranks * plan.replicas, plan.stages), size,
                                         1 if number in (0, last) else 2)
+
+
+def _amounts(stage: Stage) -> dict[tuple[str, str], int]:
+    """Bytes by kind and part."""
+    return {(kind, part): nbytes for part, held in stage.held.items() for kind, nbytes in asdict(held).items()}
 
 
 def _add(before: Memory | None, piece: Memory, kept: int) -> Memory:

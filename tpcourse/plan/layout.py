@@ -101,8 +101,8 @@ class Plan:
             raise ValueError(f"{path} is no plan ({type(error).__name__}: {error}); write one with Plan.save") from None
 
     def __str__(self) -> str:
-        lines = [f"{self.replicas} replicas x {self.stages} stages x {self.ranks} ranks, "
-                 f"{self.micro_batches} micro-batches of {self.micro_batch}",
+        lines = [f"replicas x stages x ranks = {self.replicas} x {self.stages} x {self.ranks}, "
+                 f"{self.micro_batches} micro-batches of {self.micro_batch} a replica",
                  f"embedding       {name(self.embedding)}"]
         for (first, last), layer in groups(self.layers):
             which = f"layer {first}" if first == last else f"layers {first}-{last}"

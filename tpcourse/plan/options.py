@@ -18,6 +18,10 @@ class Degrees:
     ranks: int
     micro_batch: int
 
+    def __str__(self) -> str:
+        return (f"{self.replicas} replicas x {self.stages} stages x {self.ranks} ranks, micro-batches of "
+                f"{self.micro_batch}")
+
     def micro_batches(self, global_batch: int) -> int:
         """How many of them a replica takes in a step."""
         return global_batch // (self.replicas * self.micro_batch)

@@ -1,0 +1,111 @@
+"""The best plans of a model on a machine, ranked, and why not otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tpcourse.measure.table import aligned
+from tpcourse.plan.cost import Cost, cost, prices
+from tpcourse.plan.layout import Plan
+from tpcourse.plan.neighbours import Rejected, rejected
+from tpcourse.plan.options import all_degrees
+from tpcourse.plan.search import emptiest_plan, fastest_plan
+from tpcourse.plan.stages import Stages
+from tpcourse.plan.words import amount, time_text
+from tpcourse.predict.model import Transformer
+
+if TYPE_CHECKING:
+    from tpcourse.predict.machine import Machine
+
+
+@dataclass(frozen=True)
+class Plans:
+    """What `plan` found: plans and what they cost, the fastest first, and what was rejected beside the first.
+
+    `memory`: bytes that a rank may hold. `tried`: degrees, of which all others cannot be among these.
+    """
+
+    plans: tuple[Plan, ...]
+    costs: tuple[Cost, ...]
+    memory: float
+    rejected: tuple[Rejected, ...]
+    tried: int
+    known: int
+
+    @property
+    def best(self) -> Plan:
+        """The fastest."""
+        return self.plans[0]
+
+    @property
+    def cost(self) -> Cost:
+        """What it costs."""
+        return self.costs[0]
+
+    def __repr__(self) -> str:
+        header = ("replicas", "stages", "ranks", "micro-batch", "a step", "sent by a rank", "held by a rank", "")
+        lines = [(plan.replicas, plan.stages, plan.ranks, plan.micro_batch, time_text(cost.total),
+                  amount(cost.sent), amount(cost.memory), "" if cost is self.cost else
+                  f"{100 * (cost.total / self.cost.total - 1):.1f} % slower")
+                 for plan, cost in zip(self.plans, self.costs)]
+        reasons = aligned(("instead", "rejected:"), [(one.change, one.reason) for one in self.rejected])
+        return "\n\n".join([aligned(header, lines), f"The first, with {amount(self.memory)} on a rank:\n{self.best}",
+                            reasons])
+
+
+def plan(model: Transformer, machine: Machine, memory: float | None = None, *, global_batch: int, e: int = 2,
+         count: int = 8, within: float = 1e-3) -> Plans:
+    """The fastest ways to train a model on all GPUs of a machine, of all ways that fit into memory.
+
+    For each part of each layer, and for embedding and head, a scheme with its mesh; for each layer what is
+    recomputed; and the degrees of data, pipeline and tensor parallelism with the micro-batch. Counted are the
+    bytes of changing layout between parts. `global_batch` sequences a step, numbers of `e` bytes; `memory`
+    bytes on a rank (all that the machine has). One plan for each three degrees, the `count` fastest.
+
+    No plan within `memory` is faster than the first by more than the share `within`; 0 makes the search exact.
+    Raises ValueError, with what is lacking, if no plan fits.
+    """
+    memory = memory or machine.memory
+    stages = [Stages(prices(model, machine, e, degrees.stages > 1), degrees, global_batch)
+              for degrees in all_degrees(model, machine.gpus, global_batch)]
+    found, tried = _fastest(stages, memory, count, within)
+    if not found:
+        raise ValueError(_nothing_fits(stages, memory, machine))
+    plans = tuple(plan for _, plan in sorted(found.values(), key=lambda one: one[0])[:count])
+    costs = tuple(cost(plan, machine, e=e) for plan in plans)
+    return Plans(plans, costs, memory, tuple(rejected(plans[0], machine, memory, e)), tried, len(stages))
+
+
+def _fastest(stages: Iterable[Stages], memory: float, count: int,
+             within: float) -> tuple[dict[tuple, tuple[float, Plan]], int]:
+    """By replicas, stages and ranks, seconds and plan; until no others can be among the `count` fastest."""
+    found, tried = {}, 0
+    for one in sorted(stages, key=lambda one: one.least):
+        limit = _last(found, count)
+        if one.least >= limit * (1 - within):
+            break
+        key, tried = astuple(one.degrees)[:3], tried + 1
+        best = fastest_plan(one, memory, within, min(limit, found[key][0] if key in found else np.inf))
+        found |= {key: best} if best else {}
+    return found, tried
+
+
+def _last(found: dict[tuple, tuple[float, Plan]], count: int) -> float:
+    """Seconds of the slowest that would be in the table; infinite while there is room."""
+    seconds = sorted(seconds for seconds, _ in found.values())
+    return seconds[count - 1] if len(seconds) >= count else np.inf
+
+
+def _nothing_fits(stages: list[Stages], memory: float, machine: Machine) -> str:
+    known = [one for one in stages if one.schemes]
+    if not known:
+        return (f"nothing splits evenly over {machine.gpus} GPUs: no degrees divide layers, heads, sizes and "
+                "batch; change the batch or the number of GPUs")
+    one = min(known, key=lambda one: (one.degrees.replicas, one.degrees.micro_batch, -one.degrees.ranks))
+    least = cost(emptiest_plan(one), machine, e=one.prices.e)
+    return (f"{amount(least.memory)} needed on a rank, {amount(memory)} there, even with {one.degrees}: most is "
+            f"{least.mostly}; take more GPUs or memory, a smaller batch or a smaller model")
