@@ -10,7 +10,7 @@ from tpcourse.models.block import RECOMPUTE
 from tpcourse.plan import LayerPlan, Plan, cost
 from tpcourse.plan.cost import Prices
 from tpcourse.plan.options import Degrees, schemes_for
-from tpcourse.plan.search import emptiest_plan, fastest_plan
+from tpcourse.plan.search import emptiest_plan, fastest_plan, least_seconds
 from tpcourse.plan.stages import Stages
 from tpcourse.predict import Transformer, cluster
 
@@ -73,9 +73,13 @@ def test_a_tolerance_and_a_limit_are_kept(case):
 
 
 def test_no_plan_goes_below_the_least(case):
-    model, degrees, seconds, _ = case
-    least = Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH).least
-    assert 0.3 * seconds.min() < least <= seconds.min() * (1 + 1e-12)
+    model, degrees, seconds, nbytes = case
+    stages = Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH)
+    assert 0.3 * seconds.min() < stages.least <= seconds.min() * (1 + 1e-12)
+    for budget in budgets(nbytes)[1:]:
+        least = least_seconds(stages, budget)
+        assert stages.least * (1 - 1e-12) <= least <= seconds[nbytes <= budget].min() * (1 + 1e-12)
+    assert least_seconds(stages, nbytes.min() / 2) == np.inf
 
 
 def test_the_emptiest(case):

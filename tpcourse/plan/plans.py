@@ -13,7 +13,7 @@ from tpcourse.plan.cost import Cost, cost, prices
 from tpcourse.plan.layout import Plan
 from tpcourse.plan.neighbours import Rejected, rejected
 from tpcourse.plan.options import all_degrees
-from tpcourse.plan.search import emptiest_plan, fastest_plan
+from tpcourse.plan.search import best_first, emptiest_plan, fastest_plan, least_seconds
 from tpcourse.plan.stages import Stages
 from tpcourse.plan.words import amount, time_text
 from tpcourse.predict.model import Transformer
@@ -84,11 +84,11 @@ def _fastest(stages: Iterable[Stages], memory: float, count: int,
              within: float) -> tuple[dict[tuple, tuple[float, Plan]], int]:
     """By replicas, stages and ranks, seconds and plan; until no others can be among the `count` fastest."""
     found, tried = {}, 0
-    for one in sorted(stages, key=lambda one: one.least):
-        limit = _last(found, count)
-        if one.least >= limit * (1 - within):
+    for least, one in best_first(stages, lambda one: one.least, lambda one: least_seconds(one, memory)):
+        limit, tried = _last(found, count), tried + 1
+        if least >= limit * (1 - within):
             break
-        key, tried = astuple(one.degrees)[:3], tried + 1
+        key = astuple(one.degrees)[:3]
         best = fastest_plan(one, memory, within, min(limit, found[key][0] if key in found else np.inf))
         found |= {key: best} if best else {}
     return found, tried

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +15,8 @@ from tpcourse.plan.layout import LayerPlan, Plan
 from tpcourse.plan.stages import Ends, Stages
 from tpcourse.predict.volume import Formulas
 
+Item = TypeVar("Item")
+
 
 def fastest_plan(stages: Stages, budget: float, within: float = 0.0,
                  limit: float = np.inf) -> tuple[float, Plan] | None:
@@ -19,14 +24,32 @@ def fastest_plan(stages: Stages, budget: float, within: float = 0.0,
 
     Or one that takes at most the share `within` longer. None if all take `limit` seconds or more.
     """
-    best = None
-    for quickest, ends in sorted(((_unlimited(stages, ends), ends) for ends in stages.ends), key=lambda one: one[0]):
-        if quickest >= limit * (1 - within):
+    best, pipelines = None, [Pipeline(stages, ends, budget) for ends in stages.ends]
+    for least, pipeline in best_first(pipelines, Pipeline.unlimited, Pipeline.relaxed):
+        if least >= limit * (1 - within):
             break
-        found = _pipeline(stages, ends, budget, within, limit)
-        if found and found[0] < limit:
+        found = pipeline.plan(within)
+        if found[0] < limit:
             best, limit = found, found[0]
     return best
+
+
+def best_first(items: Iterable[Item], *bounds: Callable[[Item], float]) -> Iterator[tuple[float, Item]]:
+    """Items in the order of their last bound, with it; the bounds grow, and each is asked for as late as can be."""
+    heap = [(bounds[0](item), 0, number, item) for number, item in enumerate(items)]
+    heapify(heap)
+    while heap:
+        value, asked, number, item = heappop(heap)
+        if asked == len(bounds) - 1:
+            yield value, item
+        else:
+            heappush(heap, (max(value, bounds[asked + 1](item)), asked + 1, number, item))
+
+
+def least_seconds(stages: Stages, budget: float) -> float:
+    """Seconds of a step that no plan within the budget goes below, moves apart; infinite if none fits."""
+    return stages.step([Search(stages.unmoved(number), budget).value + stages.always
+                        for number in range(stages.last + 1)])
 
 
 def emptiest_plan(stages: Stages) -> Plan:
@@ -45,25 +68,36 @@ def emptiest_plan(stages: Stages) -> Plan:
     return _plan(stages, head if stages.prices.model.tied else emptiest("embedding", 0)[1], layers, head)
 
 
-def _unlimited(stages: Stages, ends: Ends) -> float:
-    """Seconds of a step with all memory; the stages between the first and the last then take equally long."""
-    first, middle, last = (Bound(stages.chain(number, ends), price=0).value + stages.always_of(number, ends)
-                           for number in (0, min(1, stages.last), stages.last))
-    return stages.step([first] + (stages.last - 1) * [middle] + [last] * (stages.last > 0))
+class Pipeline:
+    """All stages with certain ends; if each is the fastest within the budget, so is the whole."""
 
+    def __init__(self, stages: Stages, ends: Ends, budget: float) -> None:
+        self.stages, self.ends, self.budget = stages, ends, budget
+        self.always = [stages.always_of(number, ends) for number in range(stages.last + 1)]
 
-def _pipeline(stages: Stages, ends: Ends, budget: float, within: float, limit: float) -> tuple[float, Plan] | None:
-    """The plan of all stages, each the fastest within the budget: so is then the whole."""
-    numbers = range(stages.last + 1)
-    always = [stages.always_of(number, ends) for number in numbers]
-    searches = [Search(stages.chain(number, ends), budget) for number in numbers]
-    values = [search.value + more for search, more in zip(searches, always)]
-    if max(values) == np.inf or stages.step(values) >= limit * (1 - within):
-        return None
-    ways = [search.way(within) for search in searches]
-    layers = [LayerPlan(attention, mlp, recompute) for way in ways for (attention, recompute), (mlp, _) in way.layers]
-    seconds = stages.step([way.seconds + more for way, more in zip(ways, always)])
-    return seconds, _plan(stages, ways[0].start[0], layers, ways[-1].end[0])
+    def unlimited(self) -> float:
+        """Seconds of a step with all memory; the stages between the first and the last then take equally long."""
+        last = self.stages.last
+        works = {number: Bound(self.stages.chain(number, self.ends), price=0).value + self.always[number]
+                 for number in {0, min(1, last), last}}
+        return self.stages.step([works[number if number in works else 1] for number in range(last + 1)])
+
+    @cached_property
+    def searches(self) -> list[Search]:
+        """Of all stages."""
+        return [Search(self.stages.chain(number, self.ends), self.budget) for number in range(self.stages.last + 1)]
+
+    def relaxed(self) -> float:
+        """Seconds of a step that this does not go below within the budget."""
+        return self.stages.step([search.value + more for search, more in zip(self.searches, self.always)])
+
+    def plan(self, within: float) -> tuple[float, Plan]:
+        """Seconds and the plan; there must be one."""
+        ways = [search.way(within) for search in self.searches]
+        layers = [LayerPlan(attention, mlp, recompute) for way in ways
+                  for (attention, recompute), (mlp, _) in way.layers]
+        seconds = self.stages.step([way.seconds + more for way, more in zip(ways, self.always)])
+        return seconds, _plan(self.stages, ways[0].start[0], layers, ways[-1].end[0])
 
 
 def _plan(stages: Stages, embedding: Formulas, layers: Sequence[LayerPlan], head: Formulas) -> Plan:

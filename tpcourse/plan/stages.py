@@ -55,7 +55,8 @@ class Stages:
 
     def step(self, works: list[float]) -> float:
         """Seconds of a step in which the stages work so long: see `Cost.seconds`."""
-        return max(works) + (sum(works) - max(works)) / self.count
+        slowest = max(works)
+        return slowest + (sum(works) - slowest) / self.count if slowest < np.inf else np.inf
 
     def kept(self, number: int) -> int:
         """Micro-batches of which a stage keeps activations."""
@@ -100,6 +101,16 @@ class Stages:
         finish = [either([head.later(move) for head, move in zip(heads, moves) if len(head)])
                   for moves in self.moves[0]]
         return Chain(begin, self.moves[0], self._of_layers(kept), finish, self.layers)
+
+    def unmoved(self, number: int) -> Chain:
+        """Stage `number` if no move took any time: all schemes of a part are then one front."""
+        def part(name: str, recompute: str = "none") -> list[Front]:
+            return [front(self.points(name, self.schemes, self.kept(number), recompute), self.schemes)]
+
+        nothing, never = [front([(0.0, 0.0)], [None])], np.zeros((1, 1))
+        modes = [Mode(part("attention", recompute), never, part("mlp", recompute)) for recompute in RECOMPUTE]
+        return Chain(part("embedding") if number == 0 else nothing, never, modes,
+                     part("head") if number == self.last else nothing, self.layers)
 
     def always_of(self, number: int, ends: Ends) -> float:
         """Seconds of a stage that nothing in it changes: a message more for the gradients, and its neighbours."""
