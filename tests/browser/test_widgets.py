@@ -88,7 +88,7 @@ WIDGETS = {
                  "for P in (2, 4, 8)}, (3e-5, 1e-9), 'An all-reduce')",
     "planner": "show.planner(best, {'7B': gpt(4096, 1024, 32), '40B': gpt(8192, 1024, 48)}, "
                f"{{'8 A100': {A100.format(1)}, '64 A100': {A100.format(8)}}}, "
-               "[k * 10 * 2**30 for k in range(1, 9)])",
+               "[k * 10e9 for k in range(1, 9)])",
     "collective": "show.collective_slider('all_reduce', 3)",
     "cube": "show.cube_picker({'i': 2, 'j': 2, 'l': 2})",
     "meshes": "show.mesh_slider({(1, 4, 1): (3000, 2000.0), (2, 2, 1): (2**20, 1500), (4, 1, 1): (4096, 1024)}, "

@@ -21,12 +21,12 @@ def budget(held: Held, there: float | None, title: str) -> Picture:
     """A bar for each name, its kinds one after the other, and a line at what is there.
 
     Args:
-        held: for each name the bytes of up to six kinds, the same kinds for all.
+        held: for each name the bytes of up to eight kinds, the same for all.
         there: the bytes of a rank's memory, if they are to be drawn.
         title: what stands above the figure.
 
     Raises:
-        ValueError: no bar, more than six kinds, or bars of different kinds.
+        ValueError: no bar, more than eight kinds, or bars of different kinds.
     """
     return budget_sliders(lambda: held, {}, {}, there, title).at()
 
@@ -36,7 +36,7 @@ def budget_sliders(held: Callable[..., Held], counted: Mapping[tuple, Mapping[st
     """`budget` under a slider for each size.
 
     Args:
-        held: held(*sizes) says for each name the bytes of up to six kinds; for a name that cannot be, nothing.
+        held: held(*sizes) says for each name the bytes of up to eight kinds; for a name that cannot be, nothing.
         counted: by the same sizes as a tuple, by name the bytes that were counted together: marks on the bars.
         sizes: what each slider is called, and its values.
         there, title: as for `budget`.
@@ -134,7 +134,8 @@ class _Frame(Frame):
         for name, text in zip(self.of.names, self.totals):
             fits = ", fits" if name in totals and self.of.fits(totals[name]) else ""
             text.set_text(bytes_text(totals[name]) + fits if name in totals else "cannot be")
-        self.stacks.set([[size / self.scale for size in held.get(name, {}).values()] for name in self.of.names],
+        bars = [held.get(name, {}).values() for name in self.of.names]
+        self.stacks.set([{kind: size / self.scale for kind, size in enumerate(sizes)} for sizes in bars],
                         [counted[name] / self.scale if name in counted else None for name in self.of.names])
         self.axes.set_xlim(0, self._limit([*totals.values(), *counted.values()]))
 

@@ -133,6 +133,10 @@ class Frame:
         self.canvas.restore_region(self.ground)
         for artist in sorted(self.moving, key=lambda artist: artist.zorder):
             artist.draw(self.canvas.get_renderer())
+        return self.drawn()
+
+    def drawn(self) -> np.ndarray:
+        """The picture as it was last drawn."""
         return np.asarray(self.canvas.buffer_rgba())[..., 0]
 
 
@@ -189,7 +193,7 @@ class Sliders(Live):
         def draw(change=None):
             values = [control.value for control in chosen]
             if change and self.slow(*values):
-                image.value = quick_png(255 - (255 - frame.pixels()) // 3)
+                image.value = quick_png(255 - (255 - frame.drawn()) // 3)
             self.move(frame, values)
             image.value = quick_png(frame.pixels())
 

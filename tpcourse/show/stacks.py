@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -13,7 +13,7 @@ from tpcourse.show.controls import Frame
 
 # Greys, for colours mean ranks; neighbours differ in grey and in hatch.
 SHADES = (("#1A1A1A", ""), ("#6E6E6E", "///"), ("#ABABAB", ""), ("#E6E6E6", "..."), ("#8F8F8F", "\\\\\\"),
-          ("#FFFFFF", "xxx"))
+          ("#FFFFFF", "xxx"), ("#C9C9C9", "+++"), ("#FFFFFF", "---"))
 MARK = {"marker": "D", "markersize": 8, "markerfacecolor": PAPER, "markeredgecolor": INK, "markeredgewidth": 1.8}
 
 
@@ -27,12 +27,12 @@ class Stacks:
         axes.set_ylim(bars - 0.45, -0.55)
         axes.grid(axis="y", visible=False)
 
-    def set(self, lengths: Sequence[Sequence[float]], counted: Sequence[float | None]) -> None:
-        """For each bar the lengths of its kinds, and where its mark is, if it has one."""
+    def set(self, lengths: Sequence[Mapping[int, float]], counted: Sequence[float | None]) -> None:
+        """For each bar the lengths of its kinds by their numbers, and where its mark is, if it has one."""
         for bar, parts in enumerate(lengths):
             end = 0.0
             for kind, cells in enumerate(self.cells):
-                length = parts[kind] if kind < len(parts) else 0.0
+                length = parts.get(kind, 0.0)
                 cells[bar].set(x=end, width=length)
                 end += length
         marked = [(where, bar) for bar, where in enumerate(counted) if where is not None]
