@@ -50,7 +50,7 @@ def budgets(nbytes):
 
 def test_brute_force_finds_nothing_faster(case):
     model, degrees, seconds, nbytes = case
-    stages = Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH)
+    stages = Stages(Prices(model, MACHINE, 4), degrees, BATCH)
     assert fastest_plan(stages, nbytes.min() - 1) is None
     answers = set()
     for budget in budgets(nbytes)[1:]:
@@ -64,7 +64,7 @@ def test_brute_force_finds_nothing_faster(case):
 
 def test_a_tolerance_and_a_limit_are_kept(case):
     model, degrees, seconds, nbytes = case
-    stages = Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH)
+    stages = Stages(Prices(model, MACHINE, 4), degrees, BATCH)
     for budget in budgets(nbytes)[1:]:
         fastest = seconds[nbytes <= budget].min()
         assert fastest_plan(stages, budget, within=0.01)[0] <= fastest * 1.0101
@@ -74,7 +74,7 @@ def test_a_tolerance_and_a_limit_are_kept(case):
 
 def test_no_plan_goes_below_the_least(case):
     model, degrees, seconds, nbytes = case
-    stages = Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH)
+    stages = Stages(Prices(model, MACHINE, 4), degrees, BATCH)
     assert 0.3 * seconds.min() < stages.least <= seconds.min() * (1 + 1e-12)
     for budget in budgets(nbytes)[1:]:
         least = least_seconds(stages, budget)
@@ -84,5 +84,5 @@ def test_no_plan_goes_below_the_least(case):
 
 def test_the_emptiest(case):
     model, degrees, _, nbytes = case
-    plan = emptiest_plan(Stages(Prices(model, MACHINE, 4, degrees.stages > 1), degrees, BATCH))
+    plan = emptiest_plan(Stages(Prices(model, MACHINE, 4), degrees, BATCH))
     assert cost(plan, MACHINE, e=4).memory == nbytes.min()

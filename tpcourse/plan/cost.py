@@ -47,28 +47,33 @@ class Piece:
 class Prices:
     """What parts, moves and updates cost for one model on one machine, each worked out once.
 
-    Numbers have `e` bytes. With `apart` the head has a weight of its own, even if the model ties it: the
-    first and the last stage of a pipeline both hold the table.
+    Numbers have `e` bytes. `apart`: in a pipeline of several stages a tied head has a copy of the table; the
+    first and the last stage then both hold it.
     """
 
-    def __init__(self, model: Transformer, machine: Machine, e: int, apart: bool) -> None:
-        self.model, self.machine, self.e, self.copies_table = model, machine, e, apart and model.tied
-        self._one = replace(model, num_layers=1, tied=model.tied and not apart)
+    def __init__(self, model: Transformer, machine: Machine, e: int) -> None:
+        self.model, self.machine, self.e = model, machine, e
         self._known: dict[tuple, dict[str, Piece]] = {}
 
-    def part(self, name: str, scheme: Formulas, micro_batch: int, recompute: str = "none") -> Piece:
+    def part(self, name: str, scheme: Formulas, micro_batch: int, recompute: str = "none",
+             apart: bool = False) -> Piece:
         """The embedding, one layer's attention or mlp, or the head.
 
         Raises ValueError if its sizes do not split over the scheme's ranks.
         """
         key = scheme, micro_batch, recompute
         if key not in self._known:
-            options = {"e": self.e, "recompute": recompute}
-            sent = volume(self._one, scheme, micro_batch, **options)
-            held = memory(self._one, scheme, micro_batch, **options)
-            spent = step_time(self._one, scheme, self.machine, micro_batch, **options)
-            self._known[key] = {part: Piece(_seconds(spent[part]), sent[part], held[part]) for part in sent}
-        return self._known[key][name]
+            self._known[key] = self._priced(scheme, micro_batch, recompute)
+        return self._known[key]["head apart" if apart and name == "head" else name]
+
+    def _priced(self, scheme: Formulas, micro_batch: int, recompute: str) -> dict[str, Piece]:
+        one, options = replace(self.model, num_layers=1), {"e": self.e, "recompute": recompute}
+        sent = volume(one, scheme, micro_batch, **options)
+        held = memory(one, scheme, micro_batch, **options)
+        spent = step_time(one, scheme, self.machine, micro_batch, **options)
+        pieces = {part: Piece(_seconds(spent[part]), sent[part], held[part]) for part in sent}
+        copy = memory(replace(one, tied=False), scheme, micro_batch, **options)["head"]
+        return pieces | {"head apart": replace(pieces["head"], held=copy)}
 
     def move(self, source: Placement, target: Placement, micro_batch: int, repeated: bool = False) -> Piece:
         """The residual stream from one layout to another, and its gradient back; `repeated`: recomputed."""
@@ -101,9 +106,9 @@ class Prices:
                    "optimizer": self.machine.kernel("optimizer", ADAM_BYTES * state // self.e)}
         return Piece(seconds, Table(rows), Memory(0, 0, 0, 0))
 
-    def tie(self, scheme: Formulas) -> Piece:
-        """Once a step: the sum of the gradients of a tied head's table, which first and last stage hold."""
-        table = scheme.shares.weight(self.model.dim, self.model.vocab_size) * self.e * self.copies_table
+    def tie(self, scheme: Formulas, apart: bool) -> Piece:
+        """Once a step: the sum of the gradients of a tied head's table, if first and last stage both hold it."""
+        table = scheme.shares.weight(self.model.dim, self.model.vocab_size) * self.e * (apart and self.model.tied)
         rows = message("all_reduce", Axis("ends", 2), table, "backward")
         return Piece({"gradients": sum(self._message(row, 1) for row in rows)}, Table(rows), Memory(0, 0, 0, 0))
 
@@ -196,14 +201,14 @@ def cost(plan: Plan, machine: Machine, *, e: int = 2) -> Cost:
     stage s (Narayanan et al. 2021, section 2.2.1, 1F1B).
     Raises ValueError if something does not split over the ranks.
     """
-    known = prices(plan.model, machine, e, plan.stages > 1)
+    known = prices(plan.model, machine, e)
     return Cost(tuple(_stage(plan, number, known) for number in range(plan.stages)), plan.micro_batches)
 
 
 @lru_cache(8)
-def prices(model: Transformer, machine: Machine, e: int, apart: bool) -> Prices:
+def prices(model: Transformer, machine: Machine, e: int) -> Prices:
     """The same `Prices` each time, with all that they have worked out."""
-    return Prices(model, machine, e, apart)
+    return Prices(model, machine, e)
 
 
 def in_flight(stage: int, stages: int, micro_batches: int) -> int:
@@ -222,7 +227,7 @@ def _stage(plan: Plan, number: int, prices: Prices) -> Stage:
         held[name] = _add(held.get(name), piece.held, kept)
     parameters = sum(part.parameters for part in held.values())
     update = [prices.update(parameters, plan.ranks, plan.replicas)]
-    update += [prices.tie(plan.embedding)] if number in (0, plan.stages - 1) else []
+    update += [prices.tie(plan.embedding, plan.stages > 1)] if number in (0, plan.stages - 1) else []
     for piece in update:
         for kind, time in piece.seconds.items():
             seconds[kind] = seconds.get(kind, 0) + time
@@ -243,7 +248,7 @@ def _pieces(plan: Plan, number: int, prices: Prices) -> Iterator[tuple[str, Piec
         here = layer.mlp.outer
     yield "moves", prices.move(here, plan.head.outer if number == last else home, size)
     if number == last:
-        yield "head", prices.part("head", plan.head, size)
+        yield "head", prices.part("head", plan.head, size, apart=last > 0)
     if last:
         yield "stages", prices.boundary(home, (plan.ranks * plan.replicas, plan.stages), size,
                                         1 if number in (0, last) else 2)

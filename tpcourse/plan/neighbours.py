@@ -88,7 +88,7 @@ def _best_there(plan: Plan, degrees: Degrees, machine: Machine, memory: float, e
         return f"{model.num_layers} layers do not split into {degrees.stages} stages"
     if batch % (degrees.replicas * degrees.micro_batch):
         return f"{batch} sequences do not split over {degrees.replicas} replicas into {degrees.micro_batch} each"
-    stages = Stages(prices(model, machine, e, degrees.stages > 1), degrees, batch)
+    stages = Stages(prices(model, machine, e), degrees, batch)
     if not stages.schemes:
         return why_not(model, OneD(degrees.ranks), degrees.micro_batch) or "nothing splits"
     found = fastest_plan(stages, memory, within=1e-3)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 from tpcourse.predict import OneD, ThreeD, Transformer, TwoD
@@ -57,6 +58,7 @@ def all_schemes(ranks: int) -> Iterator[Formulas]:
                 yield ThreeD(i, j, ranks // (i * j), leave, keep)
 
 
+@cache
 def schemes_for(model: Transformer, ranks: int, micro_batch: int) -> list[Formulas]:
     """Those over which the model's sizes and a micro-batch of whole sequences split evenly."""
     return [scheme for scheme in all_schemes(ranks) if why_not(model, scheme, micro_batch) is None]

@@ -70,7 +70,7 @@ def plan(model: Transformer, machine: Machine, memory: float | None = None, *, g
     Raises ValueError, with what is lacking, if no plan fits.
     """
     memory = memory or machine.memory
-    stages = [Stages(prices(model, machine, e, degrees.stages > 1), degrees, global_batch)
+    stages = [Stages(prices(model, machine, e), degrees, global_batch)
               for degrees in all_degrees(model, machine.gpus, global_batch)]
     found, tried = _fastest(stages, memory, count, within)
     if not found:
@@ -105,7 +105,9 @@ def _nothing_fits(stages: list[Stages], memory: float, machine: Machine) -> str:
     if not known:
         return (f"nothing splits evenly over {machine.gpus} GPUs: no degrees divide layers, heads, sizes and "
                 "batch; change the batch or the number of GPUs")
-    one = min(known, key=lambda one: (one.degrees.replicas, one.degrees.micro_batch, -one.degrees.ranks))
-    least = cost(emptiest_plan(one), machine, e=one.prices.e)
-    return (f"{amount(least.memory)} needed on a rank, {amount(memory)} there, even with {one.degrees}: most is "
+    fewest = min((one.degrees.replicas, one.degrees.micro_batch) for one in known)
+    leasts = [(cost(emptiest_plan(one), machine, e=one.prices.e), one.degrees) for one in known
+              if (one.degrees.replicas, one.degrees.micro_batch) == fewest]
+    least, degrees = min(leasts, key=lambda one: one[0].memory)
+    return (f"{amount(least.memory)} needed on a rank, {amount(memory)} there, even with {degrees}: most is "
             f"{least.mostly}; take more GPUs or memory, a smaller batch or a smaller model")

@@ -64,7 +64,8 @@ class Stages:
 
     def points(self, name: str, schemes: list[Formulas], kept: int, recompute: str = "none") -> np.ndarray:
         """Seconds and bytes of a part in each scheme, [schemes, 2], with the activations of `kept` micro-batches."""
-        pieces = [self.prices.part(name, scheme, self.degrees.micro_batch, recompute) for scheme in schemes]
+        pieces = [self.prices.part(name, scheme, self.degrees.micro_batch, recompute, self.last > 0)
+                  for scheme in schemes]
         return np.array([self._point(piece, kept) for piece in pieces])
 
     def _point(self, piece: Piece, kept: int) -> tuple[float, float]:
@@ -130,7 +131,7 @@ class Stages:
         """For each layout the front of the schemes that have it."""
         points = self.points(name, schemes, kept, recompute)
         if name in ("embedding", "head"):
-            points[:, 0] += [self.prices.tie(scheme).total for scheme in schemes]
+            points[:, 0] += [self.prices.tie(scheme, self.last > 0).total for scheme in schemes]
         found = []
         for layout in self.layouts:
             here = [i for i, scheme in enumerate(schemes) if scheme.outer == layout]
