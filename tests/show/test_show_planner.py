@@ -82,7 +82,8 @@ def test_long_words_are_wrapped_and_end(planner):
 
 def test_a_kind_keeps_its_shade_and_nothing_of_it_is_not_drawn():
     def best(model, cluster, budget):
-        return show.Answer({"bubble": 1.0, "products": 2.0} if model else {"moves": 0.0, "products": 4.0}, {"all": 1e9}, "")
+        seconds = {"bubble": 1.0, "products": 2.0} if model else {"moves": 0.0, "products": 4.0}
+        return show.Answer(seconds, {"all": 1e9}, "")
 
     found = show.planner(best, {"one": 1, "other": 0}, {"8 GPUs": 8}, [2e9])
     bars = [[bar.get_width() for bar in found.at(name).figure().axes[0].patches if bar.get_height() == 0.62]

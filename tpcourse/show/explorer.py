@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from tpcourse.show.bars import bytes_text
 from tpcourse.show.colours import INK
 from tpcourse.show.controls import TEXT, Control, Frame, Sliders, names, place, spread
 from tpcourse.show.figure import dress
-from tpcourse.show.growth import PENS
+from tpcourse.show.growth import PENS, scale
 
 Costs = Mapping[str, float]
 
@@ -112,11 +112,8 @@ class _Frame(Frame):
         dress(self.axes, "", "", "bytes that one rank sends", 11)
         self.head(self.axes, self.of)
         sizes = [size for costs in self.of.reach for size in costs.values() if size]
-        self.axes.set_xscale("log", base=2)
-        self.axes.set_yscale("log", base=2)
+        scale(self.axes, [])
         self.axes.set_ylim(min(sizes) / 1.6, max(sizes) * 1.6)
-        self.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        self.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
 
     def move(self, *values) -> None:
         *sizes, against = values
@@ -124,7 +121,6 @@ class _Frame(Frame):
         x, xs = sizes[axis], self.of.sizes[against]
         self.axes.set(xlim=(xs[0] / 1.3, xs[-1] * 1.3), xlabel=against)
         self.axes.xaxis.set_major_locator(FixedLocator(xs))
-        self.axes.xaxis.set_minor_locator(NullLocator())
         along = {value: (*sizes[:axis], value, *sizes[axis + 1:]) for value in xs}
         costs = {value: self.of.cost(*sizes) for value, sizes in along.items()}
         counted = {value: self.of.counted.get(sizes, {}) for value, sizes in along.items()}

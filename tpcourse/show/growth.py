@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from tpcourse.show.bars import bytes_text
@@ -35,8 +36,7 @@ def growth(lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mappin
         without = ", ".join(sorted(set(points) - set(lines)))
         raise ValueError(f"points {without} have no line; there are {', '.join(lines)}")
     figure, axes = chart(7, 4, title, xlabel, ylabel)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
+    scale(axes, sorted({p for line in lines.values() for p in line}))
     words, symbol = [f"{ylabel} against {xlabel}; predicted, and counted."], xlabel.split()[-1]
     for (name, line), (colour, dash, mark) in zip(lines.items(), PENS):
         axes.plot(*zip(*sorted(line.items())), color=colour, linestyle=dash, linewidth=2, label=name)
@@ -45,9 +45,15 @@ def growth(lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mappin
             axes.plot(*zip(*sorted(found.items())), mark, color=colour, markersize=6)
         words.append(f"{name}: " + ", ".join(f"{symbol} = {p}: {bytes_text(line[p])}" + (
             f" (counted {bytes_text(found[p])})" if p in found else "") for p in sorted(line)))
-    axes.xaxis.set_major_locator(FixedLocator(sorted({p for line in lines.values() for p in line})))
+    axes.legend(fontsize=9.5, frameon=False)
+    return Picture(title, "\n".join(words), figure)
+
+
+def scale(axes: Axes, sizes: Sequence[float]) -> None:
+    """Sizes across, with a tick for each, and bytes upwards, both logarithmic."""
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
-    axes.legend(fontsize=9.5, frameon=False)
-    return Picture(title, "\n".join(words), figure)

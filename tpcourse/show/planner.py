@@ -91,8 +91,8 @@ class Planner(Sliders):
         for kinds, parts in zip(self.kinds, (answer.seconds, answer.memory)):
             kinds += [kind for kind, size in parts.items() if size and kind not in kinds]
             if len(kinds) > len(SHADES):
-                raise ValueError(f"{len(kinds)} kinds ({', '.join(kinds)}), but bars tell 1 to {len(SHADES)} apart; "
-                                 "add some of them up")
+                raise ValueError(f"{len(kinds)} kinds ({', '.join(kinds)}), but bars tell 1 to {len(SHADES)} apart;"
+                                 " add some of them up")
 
     def slow(self, *asked) -> bool:
         return asked not in self.known

@@ -33,7 +33,7 @@ class Stacks:
             end = 0.0
             for kind, cells in enumerate(self.cells):
                 length = parts.get(kind, 0.0)
-                cells[bar].set(x=end, width=length)
+                cells[bar].set(x=end, width=length, visible=length > 0)
                 end += length
         marked = [(where, bar) for bar, where in enumerate(counted) if where is not None]
         self.marks.set_data([where for where, _ in marked], [bar for _, bar in marked])
