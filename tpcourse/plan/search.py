@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 from typing import TypeVar
 
 import numpy as np
@@ -94,10 +95,19 @@ class Pipeline:
     def plan(self, within: float) -> tuple[float, Plan]:
         """Seconds and the plan; there must be one."""
         ways = [search.way(within) for search in self.searches]
-        layers = [LayerPlan(attention, mlp, recompute) for way in ways
-                  for (attention, recompute), (mlp, _) in way.layers]
+        layers = [layer for way in ways for layer in _tidy(
+            [LayerPlan(attention, mlp, recompute) for (attention, recompute), (mlp, _) in way.layers])]
         seconds = self.stages.step([way.seconds + more for way, more in zip(ways, self.always)])
         return seconds, _plan(self.stages, ways[0].start[0], layers, ways[-1].end[0])
+
+
+def _tidy(layers: Iterable[LayerPlan]) -> list[LayerPlan]:
+    """A stage's layers, equal ones beside each other where order costs nothing: between the same layouts."""
+    tidy = []
+    for _, alike in groupby(layers, key=lambda layer: (layer.attention.outer, layer.mlp.outer)):
+        alike = list(alike)
+        tidy += sorted(alike, key=alike.index)
+    return tidy
 
 
 def _plan(stages: Stages, embedding: Formulas, layers: Sequence[LayerPlan], head: Formulas) -> Plan:
