@@ -96,7 +96,7 @@ def test_a_line_of_messages_never_falls():
     sizes = np.array(timing.MESSAGE_BYTES)
     assert fit_line(1e-3 + 1e-9 * sizes) == pytest.approx((1e-3, 1e-9))
     assert fit_line([4e-3, 3e-3, 2e-3, 1e-3]) == (2.5e-3, 0.0)
-    assert fit_line(1e-9 * sizes - 1e-7)[0] == 0.0
+    assert fit_line(1e-9 * sizes - 5e-7)[0] >= 0.0 and min(fit_line([-1e-3] * 4)) >= 0.0
 
 
 @pytest.mark.parametrize("kind", (*work.KINDS, work.SUM, work.OPTIMIZER))

@@ -1,12 +1,16 @@
 """Predicted seconds: by hand on small cases, and against print: the throughput that Megatron-LM reached."""
 
 import itertools
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
+from predict_grid import BATCH, GRID, MODELS, SCHEMES, SEQUENCE, step
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpcourse import predict
-from tpcourse.measure import Row
+from tpcourse.measure import Row, dry_run
 from tpcourse.predict import cluster, time, work
 
 SHARES = cluster.MATMUL, cluster.BANDWIDTH, cluster.LINK
@@ -113,9 +117,10 @@ def test_the_bubble():
 
 
 def flop(scheme, batch, recompute):
-    """Of a step, by the shapes of its products."""
-    forward = work.forward_work(MODEL, scheme, batch, 2048, 2)
-    again = work.recomputed_work(forward, recompute)
+    """Of a step, by the shapes of its products; dropout has all of a block recomputed."""
+    model = replace(MODEL, dropout=0.1)
+    forward = work.forward_work(model, scheme, batch, 2048, 2)
+    again = work.recomputed_work(forward, model, scheme, recompute)
     return sum(times * part.layers * sum(product.flop for product in part.products)
                for times, parts in ((3, forward), (1, again)) for part in parts.values())
 
@@ -149,6 +154,49 @@ def test_products_on_a_rank(scheme, up, down):
     n, k, m = up[:3]
     assert (first.to_inputs.n, first.to_inputs.k, first.to_inputs.m) == (n, m, k)
     assert (first.to_weights.n, first.to_weights.k, first.to_weights.m) == (k, n, m)
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products by inner size, batch and outer sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__.partition(".")[0].rstrip("_")
+        if name in ("mm", "addmm", "bmm", "baddbmm"):
+            a, b = args[-2:]
+            self.counts[key(a.size(-2), a.size(-1), b.size(-1), a.size(0) if a.dim() == 3 else 1)] += 1
+        return function(*args, **kwargs or {})
+
+
+def key(n, k, m, batch):
+    """The same for a product and for its transpose."""
+    return min(n, m), k, max(n, m), batch
+
+
+def real_products(mesh, scheme, model, recompute):
+    with Products() as products:
+        step(mesh, scheme, model, recompute, torch.float32)
+    return products.counts
+
+
+@pytest.mark.parametrize("name, kind, recompute", [
+    (name, kind, recompute) for name, kind, recompute in GRID if kind in ("gpt", "llama, dropout, bias")])
+def test_every_product_of_the_real_model(name, kind, recompute):
+    """Its shape and how often it is computed, in a dry run."""
+    (scheme, mesh), model = SCHEMES[name], MODELS[kind]
+    forward = work.forward_work(model, scheme, BATCH, SEQUENCE, 4)
+    expected = Counter()
+    for part in forward.values():
+        for product in part.products:
+            for own in (product, product.to_inputs, product.to_weights):
+                expected[key(own.n, own.k, own.m, own.batch)] += part.layers * own.count
+    for part in work.recomputed_work(forward, model, scheme, recompute).values():
+        for own in part.products:
+            expected[key(own.n, own.k, own.m, own.batch)] += part.layers * own.count
+    assert dry_run(real_products, scheme, model, recompute, mesh=mesh).value == expected
 
 
 def test_products_of_attention_serve_several_queries_at_once():

@@ -22,6 +22,7 @@ SHAPES += [(s, d, s, batch) for s in (32, 64, 128) for d, batch in ((16, 32), (3
 SHAPES += [(s, s, d, batch) for s in (32, 64, 128) for d, batch in ((16, 32), (32, 8), (64, 8))]
 PASSES = 3  # far apart, so that what else the machine does meets one of them
 TIMEOUT_S = 120  # of one measurement
+LEAST_S = 1e-6  # of a message
 
 
 def calibrate(ranks: int, path: str | Path | None = None, *, e: int = 4) -> Calibration:
@@ -75,8 +76,7 @@ def _curves(kind: str, e: int, seconds: np.ndarray) -> list[tuple[str, tuple[tup
 
 
 def fit_line(seconds: Sequence[float]) -> tuple[float, float]:
-    """alpha and beta of messages of MESSAGE_BYTES, neither negative: what noise turns below zero is zero."""
-    alpha, beta = fit_alpha_beta(timing.MESSAGE_BYTES, [max(t, 1e-6) for t in seconds])
-    if beta < 0:
-        return float(np.median(seconds)), 0.0
-    return max(alpha, 0.0), beta
+    """alpha and beta of messages of MESSAGE_BYTES, neither negative: what noise turns below zero is next to it."""
+    seconds = np.maximum(seconds, LEAST_S)
+    alpha, beta = fit_alpha_beta(timing.MESSAGE_BYTES, seconds)
+    return (max(alpha, 0.0), beta) if beta > 0 else (float(np.median(seconds)), 0.0)

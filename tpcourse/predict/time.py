@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tpcourse.measure import Row
+from tpcourse.measure import Row, Table
 from tpcourse.predict.machine import Machine
 from tpcourse.predict.model import Transformer
 from tpcourse.predict.shares import check
@@ -33,19 +33,19 @@ class Time:
 
 
 def step_time(model: Transformer, scheme: Formulas, machine: Machine, batch: int, sequence: int | None = None,
-              *, e: int = 2, recompute: str = "none") -> dict[str, Time]:
+              *, e: int = 2, recompute: str = "none", sent: dict[str, Table] | None = None) -> dict[str, Time]:
     """Forward, backward and recomputation of `batch` sequences, for each part of the model, as in `volume`.
 
     seconds = products + other kernels + messages - what is hidden. Ranks fill the nodes in order, the mesh's
-    last dimension first. The optimizer's step is not in it.
+    last dimension first. The optimizer's step is not in it. `sent`: what `volume` says, where it is known.
 
     Raises ValueError as `volume` does.
     """
     sequence = sequence or model.context
     check(model, scheme.shares, batch, sequence, recompute)
     work = forward_work(model, scheme, batch, sequence, e)
-    again = recomputed_work(work, recompute)
-    sent = volume(model, scheme, batch, sequence, e=e, recompute=recompute)
+    again = recomputed_work(work, model, scheme, recompute)
+    sent = sent or volume(model, scheme, batch, sequence, e=e, recompute=recompute)
     seconds = _Seconds(scheme, machine, e)
     return {part: seconds.of(own, again.get(part, Work()), sent[part].rows) for part, own in work.items()}
 

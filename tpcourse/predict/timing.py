@@ -82,14 +82,14 @@ def time_messages(mesh: DeviceMesh, op: str, size: int) -> list[float]:
     def compute() -> None:
         w @ w @ w @ w
 
-    dist.barrier()
-    alone = seconds_a_call(compute)
-    seconds = []
+    seconds, alone = [], []
     for nbytes in MESSAGE_BYTES:
         send, count = sender(op, nbytes, group)
+        dist.barrier()
+        alone.append(seconds_a_call(compute))
         together = time_collective(lambda send=send: [(compute(), send()) for _ in range(CALLS)], REPEATS) / CALLS
-        seconds.append((together - alone) / count)
-    return seconds
+        seconds.append((together, count))
+    return [(together - min(alone)) / count for together, count in seconds]
 
 
 def sender(op: str, nbytes: int, group: DeviceMesh) -> tuple[Callable[[], object], int]:

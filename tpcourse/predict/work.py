@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tpcourse.measure import Row
 from tpcourse.predict.model import Transformer
+from tpcourse.predict.one_d import OneD
 from tpcourse.predict.three_d import ThreeD
 from tpcourse.predict.two_d import TwoD
 from tpcourse.predict.volume import Formulas
@@ -105,14 +106,22 @@ def forward_work(model: Transformer, scheme: Formulas, batch: int, sequence: int
         "head": Work((linear(dim, model.vocab_size),), (), (norm, loss))}
 
 
-def recomputed_work(forward: dict[str, Work], recompute: str) -> dict[str, Work]:
-    """What backward computes once more, of each part: a block's forward, or attention's core."""
+def recomputed_work(forward: dict[str, Work], model: Transformer, scheme: Formulas, recompute: str
+                    ) -> dict[str, Work]:
+    """What backward computes once more, of each part: a block's forward, or attention's core.
+
+    It stops before a last product whose result nothing keeps: the core's with V, and in one dimension a block's
+    last linear, unless dropout's mask is behind it. SUMMA's and the cube's linears are run whole.
+    """
     if recompute == "full":
-        return {part: forward[part] for part in ("attention", "mlp")}
+        mlp = forward["mlp"]
+        if isinstance(scheme, OneD) and not model.dropout:
+            mlp = replace(mlp, linears=mlp.linears[:1], kernels=mlp.kernels[:1] + mlp.kernels[2:])
+        return {"attention": forward["attention"], "mlp": mlp}
     if recompute == "selective":
         own = forward["attention"]
         kernels = tuple(kernel for kernel in own.kernels if kernel.kind.startswith(("softmax", "rotary")))
-        return {"attention": replace(own, linears=(), kernels=kernels)}
+        return {"attention": replace(own, linears=(), core=own.core[:1], kernels=kernels)}
     return {}
 
 
