@@ -43,7 +43,7 @@ def test_the_ranks_are_the_best_of_all_degrees():
         if stages.schemes and (found := fastest_plan(stages, memory)):
             key = degrees.replicas, degrees.stages, degrees.ranks
             known[key] = min(found[0], known.get(key, found[0]))
-    assert [cost.total for cost in plans.costs] == pytest.approx(sorted(known.values())[:8], rel=1e-12)
+    assert [cost.total for cost in plans.costs] == pytest.approx(sorted(known.values())[:5], rel=1e-12)
     assert len(plans.plans) > 3 and plans.best == plans.plans[0]
     assert all(cost.memory <= memory for cost in plans.costs)
 

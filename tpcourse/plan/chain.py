@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tpcourse.plan.front import Front, both, either
+from tpcourse.plan.front import NONE, Front, both, either
 
 ROUNDING = 1e-12  # relative
 ALIVE = 500  # ways to one place; of more the most hopeful go on
@@ -226,7 +226,9 @@ class _Walk:
 
     def parts(self, fronts: list[Front], choices: list[Front], rest: np.ndarray) -> list[Front]:
         """Those of each layout with one more part."""
-        return [self.hopeful(both(front, choice), left) for front, choice, left in zip(fronts, choices, rest)]
+        return [self.hopeful(both(front, choice), left) if len(front) and self.bound.least(front)
+                + self.bound.least(choice) + left <= self.most else NONE
+                for front, choice, left in zip(fronts, choices, rest)]
 
     def hopeful(self, front: Front, rest: float) -> Front:
         """Those that may be the best."""

@@ -70,7 +70,7 @@ class Prices:
         one, options = replace(self.model, num_layers=1), {"e": self.e, "recompute": recompute}
         sent = volume(one, scheme, micro_batch, **options)
         held = memory(one, scheme, micro_batch, **options)
-        spent = step_time(one, scheme, self.machine, micro_batch, **options)
+        spent = step_time(one, scheme, self.machine, micro_batch, sent=sent, **options)
         pieces = {part: Piece(_seconds(spent[part]), sent[part], held[part]) for part in sent}
         copy = memory(replace(one, tied=False), scheme, micro_batch, **options)["head"]
         return pieces | {"head apart": replace(pieces["head"], held=copy)}

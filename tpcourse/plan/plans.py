@@ -58,7 +58,7 @@ class Plans:
 
 
 def plan(model: Transformer, machine: Machine, memory: float | None = None, *, global_batch: int, e: int = 2,
-         count: int = 8, within: float = 1e-3) -> Plans:
+         count: int = 5, within: float = 1e-3) -> Plans:
     """The fastest ways to train a model on all GPUs of a machine, of all ways that fit into memory.
 
     For each part of each layer, and for embedding and head, a scheme with its mesh; for each layer what is

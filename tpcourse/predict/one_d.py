@@ -1,6 +1,7 @@
 """What one dimension sends: a collective, and its conjugate, where a region begins or ends."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tpcourse.comm.placement import Placement
 from tpcourse.measure import Row
@@ -36,7 +37,7 @@ class OneD:
         """The mesh dimension over which heads are split."""
         return self.name
 
-    @property
+    @cached_property
     def outer(self) -> Placement:
         """Tokens are the same on every rank; with sequence parallelism each has its own."""
         return Placement.on(self.mesh, (self.name,) if self.sequence_parallel else (), ())

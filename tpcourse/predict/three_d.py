@@ -1,7 +1,7 @@
 """What the cube sends: tokens along j and l, weights along i."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from tpcourse.comm.placement import Placement
 from tpcourse.measure import Row
@@ -39,7 +39,7 @@ class ThreeD:
         """The mesh dimension over which heads are split."""
         return self.names[1]
 
-    @property
+    @cached_property
     def outer(self) -> Placement:
         """Tokens over i and, if scattered, j; features over l."""
         return Placement.on(self.mesh, self.names[:2] if self.scatter else self.names[:1], self.names[2:])

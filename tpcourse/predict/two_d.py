@@ -1,6 +1,7 @@
 """What SUMMA sends: panels along rows and columns, q of each for every product."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tpcourse.comm.placement import Placement
 from tpcourse.measure import Row
@@ -53,7 +54,7 @@ class TwoD:
         """The mesh dimension over which heads are split."""
         return self.names[1]
 
-    @property
+    @cached_property
     def outer(self) -> Placement:
         """Tokens over rows and depth, features over columns."""
         return Placement.on(self.mesh, (self.names[0], self.names[2]), (self.names[1],))
