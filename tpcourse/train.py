@@ -6,6 +6,11 @@
 Both do the same and give the same losses. The text is Python's own reference manual, which comes with Python,
 or `--text FILE`. With `--save` a checkpoint is written every `--every` steps, and the same command goes on
 from the last one: bit for bit on as many ranks, and on another number of ranks from the same weights.
+
+With `--plan FILE` the model's sizes, the batch, the ranks and what each of them holds are those of a plan that
+`Plan.save` wrote. From Python the same is, for a plan or its file,
+
+    tpcourse.train.run(tpcourse.train.Config(plan=plan, steps=300, save="run"))
 """
 
 import argparse
@@ -21,13 +26,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from tpcourse.comm import Group, group_of, group_size
 from tpcourse.launch import RankRaised, spawn
 from tpcourse.layers import checkpoint
 from tpcourse.layers.clip import clip_grad_norm_
 from tpcourse.models import GPT, generate
+from tpcourse.models.step import gradients
+from tpcourse.plan import Plan
+from tpcourse.plan.real import parts_of
 from tpcourse.schemes import OneD
 
 KEPT = 2  # checkpoints in a folder: the last and the one before it
+BYTES = 256  # the words that this program knows
 LONG_S = 7 * 24 * 3600  # no run is stopped for being slow; ranks that wait for each other are
 
 
@@ -39,7 +49,10 @@ def _option(default: object, says: str, *choices: str) -> dataclasses.Field:
 class Config:
     """What is trained, on what, and how; each field is an option of the program.
 
-    Raises ValueError for numbers that make no sense, alone or together.
+    `plan`: a plan or its file; the fields that it decides have its values: sizes of the model, batch, and the
+    ranks of a replica.
+    Raises ValueError for numbers that make no sense, alone or together; for a plan that this program cannot
+    run, and what is said otherwise than in the plan.
     """
 
     tp: int = _option(1, "ranks")
@@ -64,8 +77,11 @@ class Config:
     save: str = _option("", "a folder for checkpoints, losses and their plot")
     every: int = _option(100, "steps between checkpoints")
     sample: int = _option(200, "bytes to write at the end")
+    plan: str | Plan = _option("", "a plan's file: model sizes, batch and layout come from it")
 
     def __post_init__(self) -> None:
+        if self.plan:
+            self._take(Plan.load(self.plan) if isinstance(self.plan, str | os.PathLike) else self.plan)
         for name in ("tp", "dim", "layers", "heads", "context", "batch", "every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -77,9 +93,29 @@ class Config:
                              "parallelism each rank takes a share; make it "
                              f"{self.context + -self.context % self.tp}")
 
+    def _take(self, plan: Plan) -> None:
+        """Gives the fields that a plan decides its values."""
+        _check_plan(plan)
+        model = plan.model
+        said = {"tp": plan.ranks, "batch": plan.global_batch, "dim": model.dim, "layers": model.num_layers,
+                "heads": model.num_heads, "kv_heads": model.num_kv_heads or 0, "untied": not model.tied,
+                "sequence_parallel": False, "recompute": "none"}  # these two each part has for itself
+        said |= {name: getattr(model, name) for name in ("positions", "activation", "norm", "context", "dropout")}
+        for field in dataclasses.fields(self):
+            own, value = getattr(self, field.name), said.get(field.name)
+            if field.name in said and own not in (field.default, value):
+                raise ValueError(f"{field.name}={own!r}, and the plan has {value!r}; leave it out")
+        for name, value in (said | {"plan": plan}).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The ranks: those of the model; with a plan its replicas before them."""
+        return {"dp": self.plan.replicas, "tp": self.tp} if self.plan else {"tp": self.tp}
+
     def model(self) -> dict:
         """The fields that decide which numbers are trained: a checkpoint goes on only with the same ones."""
-        free = ("tp", "sequence_parallel", "recompute", "steps", "save", "every", "sample")
+        free = ("tp", "sequence_parallel", "recompute", "steps", "save", "every", "sample", "plan")
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in free}
 
 
@@ -103,6 +139,16 @@ def read_text(config: Config) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.get_default_device())
 
 
+def _check_plan(plan: Plan) -> None:
+    """Raises ValueError for a plan that this program cannot run."""
+    if plan.stages > 1:
+        raise ValueError(f"the plan has {plan.stages} stages, and this program has no pipeline; plan for one "
+                         "stage")
+    if plan.model.vocab_size < BYTES:
+        raise ValueError(f"the plan has vocab_size={plan.model.vocab_size}, and there are {BYTES} different "
+                         f"bytes; plan for {BYTES} or more")
+
+
 def batch(text: Tensor, step: int, config: Config) -> tuple[Tensor, Tensor]:
     """Step `step`'s windows of the text and the bytes that follow: [batch, context] twice.
 
@@ -116,8 +162,12 @@ def batch(text: Tensor, step: int, config: Config) -> tuple[Tensor, Tensor]:
 
 def build(config: Config, mesh: DeviceMesh) -> tuple[GPT, torch.optim.Optimizer]:
     """The model's part for this rank, and its optimizer."""
+    if config.plan:
+        parts = parts_of(config.plan, mesh, config.seed)
+        model = GPT(parts, **dataclasses.asdict(config.plan.model), seed=config.seed)
+        return model, torch.optim.AdamW(model.parameters(), lr=config.lr)
     scheme = OneD(mesh["tp"], config.sequence_parallel, config.seed)
-    model = GPT(scheme, 256, config.context, config.dim, config.layers, config.heads,
+    model = GPT(scheme, BYTES, config.context, config.dim, config.layers, config.heads,
                 num_kv_heads=config.kv_heads or None, positions=config.positions, norm=config.norm,
                 activation=config.activation, tied=not config.untied, dropout=config.dropout,
                 recompute=config.recompute, seed=config.seed)
@@ -129,18 +179,26 @@ def train(mesh: DeviceMesh, config: Config) -> Result:
     text = read_text(config)
     model, optimizer = build(config, mesh)
     losses = resume(config, model, optimizer, mesh)
+    replicas, size = (mesh["dp"], config.plan.micro_batch) if config.plan else (None, config.batch)
     clock = time.perf_counter()
     for step in range(len(losses), config.steps):
-        loss = model.loss(*batch(text, step, config))
         optimizer.zero_grad()
-        loss.backward()
+        loss = gradients(model, *batch(text, step, config), size, replicas)
         clip_grad_norm_(model, config.clip, mesh["tp"])
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(_mean(loss, replicas).item())
         clock = _progress(mesh, config, losses, clock)
         if config.save and (step + 1 == config.steps or (step + 1) % config.every == 0):
             save(config, model, optimizer, mesh, losses)
     return Result(losses, _speak(model, text, config))
+
+
+def _mean(loss: Tensor, replicas: Group | None) -> Tensor:
+    """The loss of the whole batch, from those of each replica's share."""
+    if replicas is not None and group_size(replicas) > 1:
+        dist.all_reduce(loss, group=group_of(replicas))
+        loss /= group_size(replicas)
+    return loss
 
 
 def _progress(mesh: DeviceMesh, config: Config, losses: list[float], clock: float, lines: int = 10) -> float:
@@ -157,7 +215,8 @@ def _progress(mesh: DeviceMesh, config: Config, losses: list[float], clock: floa
 
 def _speak(model: GPT, text: Tensor, config: Config) -> str:
     written = generate(model, text[:8].long(), config.sample, temperature=0.7, seed=config.seed)
-    return bytes(written.tolist()).decode(errors="replace")
+    known = [word for word in written.tolist() if word < BYTES]  # a plan's vocabulary may be padded
+    return bytes(known).decode(errors="replace")
 
 
 def _checkpoints(config: Config) -> list[pathlib.Path]:
@@ -166,11 +225,13 @@ def _checkpoints(config: Config) -> list[pathlib.Path]:
 
 def save(config: Config, model: GPT, optimizer: torch.optim.Optimizer, mesh: DeviceMesh,
          losses: list[float]) -> None:
-    """A checkpoint of all ranks; the folder keeps the last two."""
+    """A checkpoint, which the first replica writes, with the streams of all ranks; the folder keeps two."""
     random = [None] * mesh.size()
-    dist.all_gather_object(random, model.scheme.random.get_state(), group=mesh["tp"].get_group())
-    extra = {"model": config.model(), "losses": losses, "random": random}
-    checkpoint.save(pathlib.Path(config.save) / f"step_{len(losses):08}", model, optimizer, mesh["tp"], extra)
+    dist.all_gather_object(random, model.scheme.random.get_state())
+    extra = {"model": config.model(), "losses": losses, "random": random, "plan": str(config.plan)}
+    path = pathlib.Path(config.save) / f"step_{len(losses):08}"
+    if not config.plan or mesh.get_local_rank("dp") == 0:
+        checkpoint.save(path, model, optimizer, mesh["tp"], extra)
     if mesh.get_rank() == 0:
         for old in _checkpoints(config)[:-KEPT]:
             shutil.rmtree(old)
@@ -192,8 +253,9 @@ def resume(config: Config, model: GPT, optimizer: torch.optim.Optimizer,
                 if was != here[name]]
         raise ValueError(f"{saved[-1]} is of another run: {', '.join(says)}; give the same options, or "
                          "another --save folder")
-    if len(extra["random"]) == mesh.size():  # on another number of ranks dropout draws anew
-        model.scheme.random.set_state(extra["random"][mesh.get_local_rank("tp")])
+    as_saved = len(extra["random"]) == mesh.size() and extra.get("plan", "") == str(config.plan)
+    if as_saved:  # on another number of ranks, or by another plan, dropout draws anew
+        model.scheme.random.set_state(extra["random"][mesh.get_rank()])
     return extra["losses"]
 
 
@@ -221,15 +283,23 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
+def run(config: Config) -> Result:
+    """Trains on ranks of its own or, in one that torchrun has started, on those.
+
+    Raises ValueError or OSError, before any rank starts, for a text or a folder that cannot be used.
+    """
+    read_text(config)
+    if config.save:
+        pathlib.Path(config.save).mkdir(parents=True, exist_ok=True)
+    return spawn(train, config, mesh=config.mesh, timeout=LONG_S)[0]
+
+
 def main() -> None:
     """Train, and print the losses' end and a sample; with `--save`, also store the losses and their plot."""
     chosen = vars(options().parse_args())
     try:
         config = Config(**chosen)
-        read_text(config)  # before any rank starts
-        if config.save:
-            pathlib.Path(config.save).mkdir(parents=True, exist_ok=True)
-        result = spawn(train, config, mesh={"tp": config.tp}, timeout=LONG_S)[0]
+        result = run(config)
     except (ValueError, OSError) as error:
         raise SystemExit(str(error)) from None
     except RankRaised as error:  # its first line has the message, the others where it was raised
