@@ -11,8 +11,10 @@ from tpcourse.show.budget import budget, budget_sliders
 from tpcourse.show.colours import rank_colour, rank_hatch
 from tpcourse.show.cube import cube, cube_picker
 from tpcourse.show.curves import curves, time_against_bytes
+from tpcourse.show.degrees import degrees
 from tpcourse.show.explorer import explorer
 from tpcourse.show.filmstrip import collective
+from tpcourse.show.fronts import fronts, seconds_against_budget
 from tpcourse.show.growth import growth
 from tpcourse.show.layout import layout, locate
 from tpcourse.show.meshes import mesh_slider, meshes
@@ -23,6 +25,7 @@ from tpcourse.show.summa import summa, summa_slider
 from tpcourse.show.winners import winners, winners_sliders
 
 __all__ = ["Answer", "bandwidth", "blocks", "budget", "budget_sliders", "bytes_text", "collective",
-           "collective_slider", "cube", "cube_picker", "curves", "equation", "explorer", "growth", "layout",
-           "ledger", "locate", "mesh_slider", "meshes", "planner", "rank_colour", "rank_hatch", "source",
-           "summa", "summa_slider", "time_against_bytes", "winners", "winners_sliders"]
+           "collective_slider", "cube", "cube_picker", "curves", "degrees", "equation", "explorer",
+           "fronts", "growth", "layout", "ledger", "locate", "mesh_slider", "meshes", "planner",
+           "rank_colour", "rank_hatch", "seconds_against_budget", "source", "summa", "summa_slider",
+           "time_against_bytes", "winners", "winners_sliders"]
