@@ -18,7 +18,8 @@ from tpcourse.train import Config, main, run, train
 
 MACHINE = replace(cluster.DGX_A100, nodes=1)
 MODEL = Transformer(256, 6, 24, num_layers=2, num_heads=4)
-LLAMA = replace(MODEL, num_heads=12, num_kv_heads=4, positions="rotary", norm="rms", activation="swiglu", tied=False)
+LLAMA = replace(MODEL, num_heads=12, num_kv_heads=4, positions="rotary", norm="rms", activation="swiglu",
+                tied=False)
 SP, FSDP, CUBE = OneD(2, True), ThreeD(2, 1, 1, keep_gathered=False), ThreeD(1, 2, 2)
 PLANS = {
     "1 x 2": Plan(MODEL, 4, 2, 1, 1, SP, (LayerPlan(SP, OneD(2), "full"), LayerPlan(FSDP, SP)), SP),
@@ -27,8 +28,8 @@ PLANS = {
                   CUBE),
     "2 x 2": Plan(MODEL, 8, 2, 2, 1, FSDP, (LayerPlan(SP, FSDP, "selective"), LayerPlan(FSDP, OneD(2))), FSDP),
 }
-UNEQUAL = ThreeD(1, 2, 2, "all_reduce")  # from its layout to another some ranks send more than others
-PLANS["1 x 4, unequal"] = Plan(LLAMA, 4, 4, 1, 1, CUBE, 2 * (LayerPlan(UNEQUAL, OneD(4), "full"),), CUBE)
+UNEQUAL = ThreeD(1, 1, 4)  # between its layout and the cube's two ranks have half of what they need, two a quarter
+PLANS["1 x 4, unequal"] = Plan(LLAMA, 4, 4, 1, 1, CUBE, 2 * (LayerPlan(UNEQUAL, CUBE, "full"),), CUBE)
 
 
 @pytest.fixture(scope="module", params=PLANS)
@@ -181,7 +182,8 @@ def test_what_tp_plan_finds_runs(monkeypatch, tmp_path, capsys):
     ({"plan": replace(PLANS["1 x 2"], model=replace(MODEL, vocab_size=96))}, "vocab_size=96, and there are 256"),
     ({"plan": PLANS["1 x 2"], "dim": 48}, "dim=48, and the plan has 24; leave it out"),
     ({"plan": PLANS["1 x 2"], "sequence_parallel": True}, "sequence_parallel=True, and the plan has False"),
-    ({"plan": "nowhere.json"}, "nowhere.json is no plan")], ids=lambda value: value[:30] if type(value) is str else "")
+    ({"plan": "nowhere.json"}, "nowhere.json is no plan")],
+    ids=["stages", "vocabulary", "another size", "another layout", "no file"])
 def test_plans_that_cannot_be_run_are_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
         Config(**wrong)
@@ -191,9 +193,9 @@ def test_ranks_and_batches_that_do_not_fit_are_refused(two):
     def on_rank(mesh, plan):
         from tpcourse.models.step import gradients
 
-        says = []
-        ids = torch.zeros(3, 6, dtype=torch.long)
-        for mistake in (lambda: parts_of(plan, mesh), lambda: gradients(GPT(Dense(), **asdict(MODEL)), ids, ids, 2)):
+        says, ids = [], torch.zeros(3, 6, dtype=torch.long)
+        model = GPT(Dense(), **asdict(MODEL))
+        for mistake in (lambda: parts_of(plan, mesh), lambda: gradients(model, ids, ids, 2)):
             with pytest.raises(ValueError) as refused:
                 mistake()
             says.append(str(refused.value))
@@ -201,4 +203,4 @@ def test_ranks_and_batches_that_do_not_fit_are_refused(two):
 
     for mesh, batch in two.run(on_rank, PLANS["1 x 2"]):
         assert "the mesh is (2,), not the plan's 1 replicas of 2 ranks" in mesh
-        assert "a batch of 3 does not split over 1 replicas into micro-batches of 2; make it a multiple of 2" in batch
+        assert "a batch of 3 does not split over 1 replicas into micro-batches of 2" in batch
