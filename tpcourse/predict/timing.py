@@ -22,7 +22,7 @@ KERNEL_BYTES = [2**14, 2**17, 2**20, 2**22, 2**24]
 MESSAGE_BYTES = [2**10, 2**14, 2**17, 2**20]
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send")
 WINDOW_S, KEPT = 0.02, 4
-CALLS, REPEATS = 6, 3
+CALLS, REPEATS = 6, 2
 
 
 def seconds_a_call(function: Callable[[], object]) -> float:
