@@ -10,7 +10,7 @@ from tpcourse.grade.notebook import source
 @dataclass(frozen=True)
 class Wrong:
     """``changes``: pairs (old, new) made in the reference cell of ``task``; ``says``: what the verdict must
-    contain; ``ranks``: on how many.
+    contain; ``ranks``: on how many; ``seconds``: that a call may take.
     """
 
     task: str
@@ -18,6 +18,7 @@ class Wrong:
     says: str
     changes: tuple[tuple[str, str], ...]
     ranks: int = 3
+    seconds: float = 10
 
 
 def whole(body: str) -> tuple[tuple[str, str], ...]:

@@ -8,6 +8,7 @@ import grade_answers_attention
 import grade_answers_costs
 import grade_answers_cube
 import grade_answers_mlp
+import grade_answers_planner
 import grade_answers_row
 import grade_answers_sequence
 import grade_answers_summa
@@ -27,6 +28,7 @@ LATER = (
     grade_answers_costs,
     grade_answers_summa,
     grade_answers_cube,
+    grade_answers_planner,
 )
 MODULES = grade_answers, *LATER
 WRONG = [wrong for module in MODULES for wrong in module.WRONG]
@@ -40,7 +42,8 @@ def test_fails_for_the_right_reason(wrong: Wrong, sources):
         assert old == "*" or old in text
         text = new if old == "*" else text.replace(old, new)
     submission = Submission(
-        with_cell(notebook, wrong.task, text), [replace(graded, ranks=(wrong.ranks,))], seed=1, seconds=10
+        with_cell(notebook, wrong.task, text), [replace(graded, ranks=(wrong.ranks,))], seed=1,
+        seconds=wrong.seconds,
     )
     [result] = submission.results()
     assert not result.passed and result.points == 0

@@ -21,7 +21,8 @@ class Case:
     inputs and expected: one entry per rank. mistakes: for an output, the wrong values that people arrive at.
     praise: said when it passes. holds: bytes of parameters that a rank may hold. keeps: bytes that forward may
     leave behind for backward, besides its inputs and its result. absolute: how far a number may be off, besides
-    1e-9 of itself. refuses: the error that the call must raise, with the numbers ``says`` in its message.
+    1e-9 of itself. slow: said when time runs out. refuses: the error that the call must raise, with the numbers
+    ``says`` in its message.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Case:
     holds: int | None = None
     keeps: int | None = None
     absolute: float = 1e-12
+    slow: str = ""
     refuses: str | None = None
     says: tuple[int, ...] = ()
 

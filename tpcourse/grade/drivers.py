@@ -80,6 +80,34 @@ def number(answer, channel: Channel, tensors: list[Tensor], arguments: dict) -> 
     return _named(result=torch.tensor([value], dtype=torch.float64) if isinstance(value, int | float) else value)
 
 
+def ways(answer, channel: Channel, tensors: list[Tensor], arguments: dict, single: bool) -> Answer:
+    """``answer(**arguments)``: the ways it returns, [ways, 2 + parts]: time, memory and what was chosen.
+
+    A way is (time, memory) or (time, memory, choices). single: one of them comes back, or None for no way.
+    """
+    found = answer(**{name: [_tuples(one) for one in t] if type(t) is list else t for name, t in arguments.items()})
+    if single:
+        found = [] if found is None else [found]
+    if not isinstance(found, list | tuple):
+        missing = ": it is not written yet, or its return is missing" if found is None or found is ... else ""
+        raise TypeError(f"your code returned {type(found).__name__} where a list of ways is expected{missing}")
+    try:
+        rows = [[time, memory, *(names[0] if names else ())] for time, memory, *names in found]
+        table = torch.tensor(rows, dtype=torch.float64)
+    except (TypeError, ValueError):
+        shown = str(found[0] if single else found)[:100]
+        raise TypeError(f"your code returned {shown}; a way is (time, memory, choices), numbers all") from None
+    return _named(ways=table.reshape(len(rows), -1 if rows else 0))
+
+
+def _tuples(value: list) -> list | tuple:
+    """Lists of numbers, and what begins with one, as the tuples they were before they were sent."""
+    if type(value) is not list:
+        return value
+    items = [_tuples(one) for one in value]
+    return items if items and isinstance(items[0], list | tuple) else tuple(items)
+
+
 def module(
     answer,
     channel: Channel,

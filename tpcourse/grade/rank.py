@@ -27,6 +27,7 @@ DRIVERS = {
     "autograd": drivers.autograd,
     "differentiable": drivers.differentiable,
     "number": drivers.number,
+    "ways": drivers.ways,
     "module": drivers.module,
 }
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tpcourse.grade import attention, column, costs, cube, mlp, ring, row, sequence, summa, vocabulary
+from tpcourse.grade import attention, column, costs, cube, mlp, planner, ring, row, sequence, summa, vocabulary
 from tpcourse.grade.case import Case
 
 
@@ -48,6 +48,9 @@ TASKS = {
         Task("CubeFunction", cube.autograd, ranks=(4, 8)),
         Task("split_layer_norm", cube.norm),
         Task("choose_mesh", cube.choose, ranks=(1,)),
+        Task("front", planner.front, ranks=(1,)),
+        Task("grow", planner.grow, ranks=(1,)),
+        Task("plan", planner.plan, ranks=(1,)),
     )
 }
 
