@@ -84,17 +84,21 @@ def same_names(table, own):
     return Table(replace(row, dim=called(row)) for row in table.rows)
 
 
+def predicted(own, e):
+    """What the ledger is to show on a rank that sends most."""
+    sent = cost(own, MACHINE, e=e).stages[0].sent
+    assert len(sent["gradients"]) == (own.replicas > 1)
+    # The sum over replicas comes after backward, and what is outside of it is forward to a ledger.
+    sent["gradients"] = Table(replace(row, phase="forward") for row in sent["gradients"].rows)
+    return same_names(Table(row for table in sent.values() for row in table.rows), own)
+
+
 def test_messages_are_those_of_its_cost(measured):
     """Row by row on every rank; of moves, where ranks send unequally, those of the rank that sends most."""
     own, _, outs = measured
-    sent = cost(own, MACHINE, e=8).stages[0].sent
-    # The sum over replicas comes after backward, and what is outside of it is forward to a ledger.
-    sent["gradients"] = Table(replace(row, phase="forward") for row in sent["gradients"].rows)
-    expected = same_names(Table(row for table in sent.values() for row in table.rows), own)
-    books = [same_names(book, own) for *_, book, _ in outs]
+    expected, books = predicted(own, 8), [same_names(book, own) for *_, book, _ in outs]
     busiest = max(books, key=Table.total)
     assert busiest == expected, busiest - expected
-    assert len(sent["gradients"]) == (own.replicas > 1)
     for book in books:
         differ = [row for row in (expected - book).rows if row.op != "all_to_all" or row.wire_bytes < 0]
         assert not differ, differ
@@ -110,6 +114,26 @@ def test_memory_is_that_of_its_cost(measured):
     expected = {kind: sum(getattr(part, kind) for part in parts) for kind in kinds}
     for *_, held in outs:
         assert dict(zip(kinds, held)) == expected | {"activations": own.micro_batches * expected["activations"]}
+
+
+def test_a_plan_for_more_ranks_than_here_runs_dry():
+    """Layers of GPT-3 on 64 ranks, of which rank 1 is one that sends most: the same messages and bytes."""
+    cube, grid = ThreeD(4, 4, 4), TwoD(8)
+    layers = LayerPlan(cube, grid, "full"), LayerPlan(grid, cube, "selective")
+    own = Plan(Transformer(51200, 2048, 12288, 2, 96, dropout=0.1), 64, 32, 1, 1, cube, layers, cube)
+
+    def step(mesh):
+        from tpcourse.models.step import gradients
+
+        model = own.model.build(parts_of(own, mesh)).bfloat16()
+        ids = torch.zeros(own.global_batch, own.model.context, dtype=torch.long)
+        gradients(model, ids, ids, own.micro_batch, mesh["dp"])
+        return sum(p.nbytes for p in model.parameters())
+
+    dry, parts = tp.dry_run(step, mesh={"dp": 1, "tp": 64}, rank=1), cost(own, MACHINE).stages[0].held.values()
+    assert same_names(dry.book, own) == predicted(own, 2)
+    assert dry.value == sum(part.parameters for part in parts)
+    assert dry.activations.bytes == own.micro_batches * sum(part.activations for part in parts)
 
 
 STEPS = {"steps": 2, "sample": 3}
