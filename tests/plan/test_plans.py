@@ -1,16 +1,18 @@
 """Plans: what they cost, how they are ranked, why not otherwise, on disk."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tpcourse.plan import LayerPlan, Plan, cost, plan
 from tpcourse.plan.cost import prices
-from tpcourse.plan.options import all_degrees
+from tpcourse.plan.options import Degrees, all_degrees
 from tpcourse.plan.search import fastest_plan
 from tpcourse.plan.stages import Stages
-from tpcourse.predict import OneD, ThreeD, Transformer, TwoD, cluster, training_time
+from tpcourse.predict import Calibration, OneD, ThreeD, Transformer, TwoD, cluster, training_time
 
+CALIBRATION = Path(__file__).parents[2] / "notebooks" / "calibrations" / "4_ranks.json"
 SEVEN = Transformer(32000, 2048, 4096, 32, 32, hidden=11008, activation="swiglu", norm="rms", positions="rotary",
                     tied=False, bias=False)
 SMALL = Transformer(60, 16, 48, num_layers=4, num_heads=3)
@@ -48,9 +50,23 @@ def test_the_ranks_are_the_best_of_all_degrees():
     assert all(cost.memory <= memory for cost in plans.costs)
 
 
+def test_on_a_calibrated_machine_the_search_finds_what_the_plan_costs():
+    """So parts, and what each adds to the update, are priced one by one there too."""
+    machine = Calibration.load(CALIBRATION)
+    for degrees in (Degrees(2, 1, 2, 4), Degrees(1, 1, 4, 8), Degrees(1, 4, 1, 2)):
+        model = Transformer(256, 64, 96, num_layers=4, num_heads=4)
+        seconds, found = fastest_plan(Stages(prices(model, machine, 4), degrees, 16), 6e6)
+        assert cost(found, machine, e=4).total == pytest.approx(seconds, rel=1e-9)
+
+
 def test_a_smaller_budget_costs_time():
     seconds = [plan(SEVEN, DGX, memory, global_batch=64, count=1).cost.total for memory in (80e9, 40e9, 20e9)]
     assert seconds[0] < seconds[1] < seconds[2]
+
+
+def test_no_more_stages_than_are_asked_for():
+    plans = plan(SEVEN, DGX, 20e9, global_batch=64, stages=2)
+    assert {one.stages for one in plans.plans} == {1, 2}
 
 
 def test_every_neighbour_has_its_reason():

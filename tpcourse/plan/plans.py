@@ -58,26 +58,27 @@ class Plans:
 
 
 def plan(model: Transformer, machine: Machine, memory: float | None = None, *, global_batch: int, e: int = 2,
-         count: int = 5, within: float = 1e-3) -> Plans:
+         stages: int | None = None, count: int = 5, within: float = 1e-3) -> Plans:
     """The fastest ways to train a model on all GPUs of a machine, of all ways that fit into memory.
 
     For each part of each layer, and for embedding and head, a scheme with its mesh; for each layer what is
     recomputed; and the degrees of data, pipeline and tensor parallelism with the micro-batch. Counted are the
     bytes of changing layout between parts. `global_batch` sequences a step, numbers of `e` bytes; `memory`
-    bytes on a rank (all that the machine has). One plan for each three degrees, the `count` fastest.
+    bytes on a rank (all that the machine has). At most `stages` of a pipeline (any number): `tpcourse.train` runs
+    plans of one. One plan for each three degrees, the `count` fastest.
 
     No plan within `memory` is faster than the first by more than the share `within`; 0 makes the search exact.
     Raises ValueError, with what is lacking, if no plan fits.
     """
     memory = memory or machine.memory
-    stages = [Stages(prices(model, machine, e), degrees, global_batch)
-              for degrees in all_degrees(model, machine.gpus, global_batch)]
-    found, tried = _fastest(stages, memory, count, within)
+    all_stages = [Stages(prices(model, machine, e), degrees, global_batch)
+                  for degrees in all_degrees(model, machine.gpus, global_batch) if degrees.stages <= (stages or np.inf)]
+    found, tried = _fastest(all_stages, memory, count, within)
     if not found:
-        raise ValueError(_nothing_fits(stages, memory, machine))
+        raise ValueError(_nothing_fits(all_stages, memory, machine))
     plans = tuple(plan for _, plan in sorted(found.values(), key=lambda one: one[0])[:count])
     costs = tuple(cost(plan, machine, e=e) for plan in plans)
-    return Plans(plans, costs, memory, tuple(rejected(plans[0], machine, memory, e)), tried, len(stages))
+    return Plans(plans, costs, memory, tuple(rejected(plans[0], machine, memory, e)), tried, len(all_stages))
 
 
 def _fastest(stages: Iterable[Stages], memory: float, count: int,

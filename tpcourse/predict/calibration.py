@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tpcourse.measure import Row
+from tpcourse.measure import Row, fit_alpha_beta
+from tpcourse.predict.work import OPTIMIZER
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,15 @@ class Calibration:
     def kernel(self, kind: str, nbytes: float) -> float:
         """Seconds between those of the sizes measured, on logarithmic scales; beyond, in proportion to bytes.
 
+        The optimizer's are affine in the bytes, as `Machine` wants them.
+
         Raises ValueError for a kind that was not measured.
         """
         if kind not in self._kernels:
             raise ValueError(f"no kernel {kind!r} was measured; there are {', '.join(self._kernels)}")
+        if kind == OPTIMIZER:
+            alpha, beta = self._optimizer
+            return alpha + beta * nbytes
         sizes, seconds = self._kernels[kind]
         inside = min(max(nbytes, sizes[0]), sizes[-1])
         between = math.exp(np.interp(math.log(inside), np.log(sizes), np.log(seconds)))
@@ -74,6 +80,11 @@ class Calibration:
     @cached_property
     def _kernels(self) -> Mapping[str, tuple[list[float], list[float]]]:
         return {kind: tuple(map(list, zip(*points))) for kind, points in self.kernels}
+
+    @cached_property
+    def _optimizer(self) -> tuple[float, float]:
+        alpha, beta = fit_alpha_beta(*self._kernels[OPTIMIZER])
+        return max(alpha, 0.0), max(beta, 0.0)
 
     @cached_property
     def _messages(self) -> Mapping[tuple[str, int], tuple[float, float]]:

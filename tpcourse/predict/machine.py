@@ -31,7 +31,10 @@ class Machine(Protocol):
         """Seconds of [n, k] @ [k, m], numbers of e bytes; of `batch` such products in one kernel."""
 
     def kernel(self, kind: str, nbytes: float) -> float:
-        """Seconds of another kernel, of a kind in `work.KINDS`, that reads and writes so many bytes."""
+        """Seconds of another kernel, of a kind in `work.KINDS`, that reads and writes so many bytes.
+
+        The optimizer's are affine in the bytes, so that what a part adds to an update does not depend on others.
+        """
 
     def message(self, row: Row, here: int) -> float:
         """Seconds of a row of the ledger, affine in its bytes; `here` ranks of its group are in one node."""
