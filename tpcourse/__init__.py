@@ -6,6 +6,8 @@ what it costs, ``dry_run`` on more ranks than there are; ``calibrate`` measures 
 ``models``, ``predict``, ``plan``, ``show`` and ``grade``; ``train`` is a program.
 """
 
+import importlib
+
 from tpcourse.launch import RankError, World, spawn
 from tpcourse.launch.magic import load_ipython_extension
 from tpcourse.measure import dry_run, ledger, saved_activations
@@ -14,3 +16,10 @@ from tpcourse.predict import calibrate
 
 __all__ = ["RankError", "World", "calibrate", "dry_run", "ledger", "load_ipython_extension", "plan",
            "saved_activations", "spawn"]
+
+
+def __getattr__(name: str) -> object:
+    """`tp.train`, imported when it is asked for: `python -m tpcourse.train` is to be the first that does."""
+    if name == "train":
+        return importlib.import_module("tpcourse.train")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

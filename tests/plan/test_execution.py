@@ -88,8 +88,6 @@ def predicted(own, e):
     """What the ledger is to show on a rank that sends most."""
     sent = cost(own, MACHINE, e=e).stages[0].sent
     assert len(sent["gradients"]) == (own.replicas > 1)
-    # The sum over replicas comes after backward, and what is outside of it is forward to a ledger.
-    sent["gradients"] = Table(replace(row, phase="forward") for row in sent["gradients"].rows)
     return same_names(Table(row for table in sent.values() for row in table.rows), own)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import product
+from itertools import cycle, product
 
 import numpy as np
 
@@ -59,18 +59,18 @@ class Placement:
 def to_send(source: Placement, target: Placement, n: int, h: int) -> list[list[list[Block]]]:
     """What goes from rank to rank of an activation [n, h], that each may hold `target`: blocks[from][to].
 
-    A rank sends itself nothing. Of several ranks that hold what another lacks, they take turns.
+    A rank sends itself nothing. Ranks that hold copies of what others lack take turns in sending it.
     Raises ValueError if the placements are of different numbers of ranks, or n or h does not split.
     """
     ranks = _same_ranks(source, target)
     blocks = [[[] for _ in range(ranks)] for _ in range(ranks)]
-    held = [(source.block(holders[0], n, h), holders) for holders in source.holders().values()]
-    for to in range(ranks):
-        wanted = target.block(to, n, h)
-        for block, holders in held:
-            both = overlap(wanted, block)
+    wanted = [target.block(to, n, h) for to in range(ranks)]
+    for holders in source.holders().values():
+        block, turns = source.block(holders[0], n, h), cycle(holders)
+        for to in range(ranks):
+            both = overlap(wanted[to], block)
             if both and to not in holders:
-                blocks[holders[to % len(holders)]][to].append(both)
+                blocks[next(turns)][to].append(both)
     return blocks
 
 
@@ -93,7 +93,8 @@ def share_sent(source: Placement, target: Placement) -> tuple[float, ...]:
     common, sent = sides.clip(0).prod(-1), np.zeros(len(ranks))  # [blocks, ranks]
     for numbers, holders in zip(common, held):
         numbers[holders] = 0
-        np.add.at(sent, np.array(holders)[ranks % len(holders)], numbers)
+        lacking = numbers[numbers > 0]
+        np.add.at(sent, np.resize(holders, len(lacking)), lacking)
     return tuple(sent / (n * h))
 
 

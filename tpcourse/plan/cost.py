@@ -100,7 +100,7 @@ class Prices:
 
         state: bytes of parameters on a rank. `ranks`: of a stage.
         """
-        rows = message("all_reduce", Axis("replicas", replicas), state, "backward")
+        rows = message("all_reduce", Axis("replicas", replicas), state, "forward")  # after backward
         here = min(replicas, max(1, self.machine.node // ranks))
         seconds = {"gradients": sum(self._message(row, here) for row in rows),
                    "optimizer": self.machine.kernel("optimizer", ADAM_BYTES * state // self.e)}
@@ -109,7 +109,7 @@ class Prices:
     def tie(self, scheme: Formulas, apart: bool) -> Piece:
         """Once a step: the sum of the gradients of a tied head's table, if first and last stage both hold it."""
         table = scheme.shares.weight(self.model.dim, self.model.vocab_size) * self.e * (apart and self.model.tied)
-        rows = message("all_reduce", Axis("ends", 2), table, "backward")
+        rows = message("all_reduce", Axis("ends", 2), table, "forward")  # after backward
         return Piece({"gradients": sum(self._message(row, 1) for row in rows)}, Table(rows), Memory(0, 0, 0, 0))
 
     def _message(self, row: Row, here: int) -> float:

@@ -88,7 +88,7 @@ class TwoD:
 
     def head(self, n: int, h: int, vocab: int, e: int) -> list[Row]:
         """A B^T forward, with the table as B; A B for dX, and A^T B for the table's gradient."""
-        x, w, y = self._block(n, h, e), vocab * h // self.q**2 * e, self._block(n, vocab, e)
+        w, y = vocab * h // self.q**2 * e, self._block(n, vocab, e)
         return (self._panels("broadcast", self.rows, w, "forward")
                 + self._panels("reduce", self.columns, y, "forward")
                 + self._panels("broadcast", self.columns, y, "backward")  # dX = dY E

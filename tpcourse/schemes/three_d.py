@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tpcourse.comm import (Group, RandomStates, describe, even_sizes, gather_from_region, group_rank,
-                           group_size, my_slice, reduce_from_region, split_sizes)
+                           group_size, my_slice, split_sizes)
 from tpcourse.layers import Dropout
 from tpcourse.layers.heads import KVCopies, SumCopies, check_heads, my_heads
 from tpcourse.layers.layout import Layout, block_sizes, block_spans, keep_own

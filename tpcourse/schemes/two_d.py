@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tpcourse.comm import (RandomStates, gather_from_region, group_size, my_slice, reduce_from_region,
-                           split_sizes)
+from tpcourse.comm import RandomStates, gather_from_region, group_size, split_sizes
 from tpcourse.layers import Dropout
 from tpcourse.layers.heads import KVCopies
 from tpcourse.layers.layout import block_sizes, block_spans
