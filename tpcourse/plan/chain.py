@@ -16,7 +16,7 @@ import numpy as np
 from tpcourse.plan.front import NONE, Front, both, either
 
 ROUNDING = 1e-12  # relative
-ALIVE = 500  # ways to one place; of more the most hopeful go on
+ALIVE = 100  # ways to one place; of more the most hopeful go on
 
 
 @dataclass(frozen=True)

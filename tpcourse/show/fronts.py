@@ -31,7 +31,8 @@ def fronts(ways: Mapping[str, Sequence[tuple[float, float]]], front: Sequence[tu
     most = max(nbytes for points in ways.values() for _, nbytes in points)
     seconds, nbytes = zip(*front)
     axes.step([n / MB for n in (*nbytes, most)], [1e3 * s for s in (*seconds, seconds[-1])], where="post", color=INK,
-              linewidth=1.8, label="front")
+              linewidth=1.8, zorder=1)
+    axes.plot([n / MB for n in nbytes], [1e3 * s for s in seconds], "D", color=INK, markersize=4.5, label="front")
     axes.legend(fontsize=9, frameon=False)
     words = [f"{sum(map(len, ways.values()))} ways, of which no other beats:"]
     words += [f"{time_text(s)}, {n / MB:,.1f} MB" for s, n in front]
@@ -49,7 +50,7 @@ def seconds_against_budget(lines: Mapping[str, Mapping[float, float | None]], ti
     words = []
     for (name, points), (colour, dash, mark) in zip(lines.items(), PENS):
         fits = {budget / 1e9: seconds for budget, seconds in points.items() if seconds is not None}
-        axes.plot(*zip(*fits.items()) if fits else ([], []), dash, marker=mark, color=colour, label=name)
+        axes.step(*zip(*fits.items()) if fits else ([], []), dash, where="post", marker=mark, color=colour, label=name)
         said = (f"{gigabytes(budget)} {'nothing fits' if s is None else time_text(s)}" for budget, s in points.items())
         words.append(f"{name}: {', '.join(said)}")
     axes.legend(fontsize=9, frameon=False)
