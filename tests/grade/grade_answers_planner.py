@@ -131,7 +131,7 @@ PLANS = [
     (
         "the emptiest",
         "not the fastest that fits",
-        ((RESULT, "return min(fitting, key=lambda way: way[1], default=None)"),),
+        ((RESULT, "return min(fitting, key=lambda way: (way[1], way[0]), default=None)"),),
     ),
     ("one choice everywhere", "the same choice in every layer", whole(EVERYWHERE)),
     ("fails where nothing fits", "ValueError", ((", default=None", ""),)),
@@ -141,7 +141,7 @@ PLANS = [
         (
             (
                 RESULT,
-                "return min(fitting, default=None) or min(sum(fronts, []), key=lambda way: way[1])",
+                "return min(fitting, default=None) or min(sum(fronts, []), key=lambda way: (way[1], way[0]))",
             ),
         ),
     ),

@@ -21,8 +21,8 @@ class Case:
     inputs and expected: one entry per rank. mistakes: for an output, the wrong values that people arrive at.
     praise: said when it passes. holds: bytes of parameters that a rank may hold. keeps: bytes that forward may
     leave behind for backward, besides its inputs and its result. absolute: how far a number may be off, besides
-    1e-9 of itself. slow: said when time runs out. refuses: the error that the call must raise, with the numbers
-    ``says`` in its message.
+    1e-9 of itself. slow: said when time or memory runs out. refuses: the error that the call must raise, with
+    the numbers ``says`` in its message.
     """
 
     title: str

@@ -34,7 +34,8 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
         lines = _refusal_lines(case, outcome)
     elif outcome.fault:
         lines = fault_lines(outcome.fault)
-        lines += [case.slow] if case.slow and outcome.fault.kind == "slow" else []
+        ran_out = outcome.fault.kind == "slow" or outcome.fault.error.get("type") == "MemoryError"
+        lines += [case.slow] if case.slow and ran_out else []
     else:
         lines = _wait_lines(outcome) or _value_lines(case, outcome)
         unwritten = lines[:1] == [_nothing("result", 0, {"result": "NoneType"})]

@@ -62,7 +62,8 @@ def _ties(n: int, rng: torch.Generator) -> Case:
         points = [tuple(pair) for pair in torch.randint(1, 16, (24, 2), generator=rng).tolist()]
         points += _shuffled(points, rng)[:8]
         right, wrong = unbeaten(points), _wrong_fronts(points)
-        if len(right) > 3 and all(right not in answers for answers in wrong.values()):
+        shown = all(right not in answers for answers in wrong.values())
+        if shown and len(right) > 3 and len(wrong["unsorted"][0]) > 1:
             return _case(
                 n, f"{len(points)} pairs, some of them equal", {"ways": points}, right, _mistakes(wrong)
             )
@@ -72,6 +73,7 @@ def _wrong_fronts(points: list[Way]) -> dict[str, list[list[Way]]]:
     right = unbeaten(points)
     strictly = [a for a in points if not any(b[0] < a[0] and b[1] < a[1] for b in points)]
     return {
+        "one": [[min(points)], right[:1]],
         "beaten": [points, by_memory(points), by_memory(set(points))],
         "unsorted": [_faster_than_before(points)],
         "half sorted": [_faster_than_before(sorted(points, key=lambda point: point[1]))],
@@ -79,7 +81,6 @@ def _wrong_fronts(points: list[Way]) -> dict[str, list[list[Way]]]:
         "twice": [by_memory(point for point in points if point in right)],
         "neither": [[point for point in right if points.count(point) == 1]],
         "turned round": [right[::-1]],
-        "one": [[min(points)], right[:1]],
     }
 
 
@@ -147,7 +148,7 @@ def _wrong_growth(ways: list[Way], choices: list[Way], sums: list[Way]) -> dict[
 
 def plan(n: int, rng: torch.Generator) -> list[Case]:
     """``plan(layers, moves, budget)``: the fastest way within the budget, or None."""
-    binding = {"greedy", "fastest", "no moves", "no budget", "share", "everywhere", "emptiest"}
+    binding = {"greedy", "fastest", "no moves", "no budget", "share", "everywhere", "emptiest", "start"}
     moving = {"greedy", "one front", "layer for layer", "no moves", "turned moves", "start"}
     return [
         _demanding(n, rng, "the budget binds", binding),
@@ -159,14 +160,14 @@ def plan(n: int, rng: torch.Generator) -> list[Case]:
 
 
 def _demanding(n: int, rng: torch.Generator, title: str, demanded: set[str]) -> Case:
-    """Drawn until each of the mistakes demanded shows, and finds a way of its own."""
+    """Drawn until each of the mistakes demanded shows, and finds a way that no other mistake finds."""
     while True:
         layers, moves, budget = _problem(rng, 4, 5, 3)
         least, most = _limits(layers)
         budget = {"moves decide": most, "nothing fits": least - 1}.get(title, budget)
         right, wrong = known.brute_force(layers, moves, budget), known.mistaken(layers, moves, budget)
-        answers = [answer for name in demanded for answer in wrong[name]]
-        if all(answers) and len({*map(str, [right, *answers])}) == len(answers) + 1:
+        every = [right, *(answer for answers in wrong.values() for answer in answers)]
+        if all(answer and every.count(answer) == 1 for name in demanded for answer in wrong[name]):
             return _plan_case(n, (layers, moves, budget), title)
 
 
@@ -195,7 +196,7 @@ def _sizes(layers: list[Layer], moves: Moves) -> str:
     return f"{len(layers)} {many}, {len(layers[0])} choices, {len(moves)} layouts"
 
 
-def _problem(rng: torch.Generator, count: int, choices: int, layouts: int, unit: int = 10) -> Problem:
+def _problem(rng: torch.Generator, count: int, choices: int, layouts: int, unit: int = 100) -> Problem:
     """Choices of which the faster need more, and a budget within which one way is the fastest.
 
     A name means the same layout in all layers. A choice takes 1 to 7 units, a move up to 3.
@@ -205,7 +206,7 @@ def _problem(rng: torch.Generator, count: int, choices: int, layouts: int, unit:
         moves = torch.randint(unit // 2, 3 * unit, (layouts, layouts), generator=rng).fill_diagonal_(0).tolist()
         least, most = _limits(layers)
         budget = least + int((most - least) * (0.3 + 0.4 * torch.rand((), generator=rng)))
-        if unit > 10:  # of so many units two ways hardly ever take the same number
+        if unit > 100:  # of so many units two ways hardly ever take the same number
             return layers, moves, budget
         times = [way[0] for way in known.walk(layers, moves, budget)]
         if times.count(min(times)) == 1:

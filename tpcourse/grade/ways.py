@@ -77,6 +77,7 @@ def mistaken(layers: list[Layer], moves: Moves, budget: float) -> dict[str, list
     still = [[0] * len(moves) for _ in moves]
     fastest = [[min(layer)] for layer in layers]
 
+    emptiest = _first(by_memory(walk(layers, moves, budget))[:1])
     share = [[choice for choice in layer if choice[1] <= budget / len(layers)] for layer in layers]
     return {
         "none": [[]],
@@ -88,8 +89,8 @@ def mistaken(layers: list[Layer], moves: Moves, budget: float) -> dict[str, list
         "turned moves": [brute_force(layers, [list(row) for row in zip(*moves)], budget)],
         "start": [_first(walk(layers, moves, budget, start=0))],
         "share": [brute_force(share, moves, ALL)],
-        "emptiest": [_first(by_memory(walk(layers, moves, budget))[:1])],
-        "over": [_first(by_memory(walk(layers, moves, ALL))[:1])],
+        "emptiest": [emptiest],
+        "over": [] if emptiest else [_first(by_memory(walk(layers, moves, ALL))[:1])],
     }
 
 
