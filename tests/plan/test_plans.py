@@ -67,6 +67,19 @@ def test_a_smaller_budget_costs_time():
 def test_no_more_stages_than_are_asked_for():
     plans = plan(SEVEN, DGX, 20e9, global_batch=64, stages=2)
     assert {one.stages for one in plans.plans} == {1, 2}
+    plans = plan(SEVEN, DGX, global_batch=64, stages=1, count=1)
+    reasons = {one.change: one.reason for one in plans.rejected}
+    assert reasons["stages: 2"] == "not more than 1 were asked for"
+
+
+@pytest.mark.parametrize("change, says", [
+    ({"memory": 0}, "memory=0 must be a number above 0"), ({"memory": "40GB"}, "memory='40GB' must be"),
+    ({"global_batch": -4}, "global_batch=-4 must be"), ({"stages": 0}, "stages=0 must be"),
+    ({"count": 0}, "count=0 must be"), ({"within": 1.0}, "within=1.0 must be at least 0"),
+    ({"e": 3}, "e=3 one of 2, 4 and 8"), ({"memory": float("nan")}, "memory=nan must be")])
+def test_numbers_that_make_no_sense_are_refused(change, says):
+    with pytest.raises(ValueError, match=says):
+        plan(SMALL, SLOW, **{"global_batch": 8} | change)
 
 
 def test_every_neighbour_has_its_reason():
@@ -93,7 +106,7 @@ def test_the_table_says_what_was_found():
 
 
 @pytest.mark.parametrize("machine, batch, says", [
-    (replace(DGX, node=1), 64, "GB needed on a rank, 80 GB there, even with 1 replicas"),
+    (replace(DGX, node=1), 64, "on a rank .* GB needed, 80 GB there, even with 1 replicas"),
     (replace(DGX, node=7), 64, "nothing splits evenly over 7 GPUs")])
 def test_what_cannot_be_planned_says_what_is_lacking(machine, batch, says):
     with pytest.raises(ValueError, match=says):
@@ -102,7 +115,8 @@ def test_what_cannot_be_planned_says_what_is_lacking(machine, batch, says):
 
 @pytest.mark.parametrize("change, says", [
     ({"global_batch": 6}, "global_batch=6 does not split over 2 replicas into micro-batches of 2; make it a multiple of 4"),
-    ({"stages": 3}, "do not split into 3 stages"),
+    ({"stages": 3}, "do not split into 3 stages"), ({"stages": 0}, "stages=0 must be a whole number"),
+    ({"micro_batch": -2}, "micro_batch=-2 must be"), ({"layers": 4 * (LayerPlan(TwoD(2), TwoD(2), "half"),)}, "'half' is not one"),
     ({"head": OneD(4)}, "a tied head has the embedding's weight"),
     ({"embedding": OneD(2), "head": OneD(2)}, r"the parts are on \[2, 4\] ranks")])
 def test_a_plan_that_cannot_be_is_refused(change, says):

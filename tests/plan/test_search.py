@@ -82,6 +82,13 @@ def test_no_plan_goes_below_the_least(case):
     assert least_seconds(stages, nbytes.min() / 2) == np.inf
 
 
+def test_the_emptiest_tied_plan_weighs_embedding_and_head_together():
+    """Sizes at which the emptiest head's scheme is not the emptiest embedding's."""
+    model, degrees = Transformer(48, 16, 32, num_layers=1, num_heads=4), Degrees(1, 1, 2, 1)
+    plan = emptiest_plan(Stages(Prices(model, MACHINE, 2), degrees, 8))
+    assert cost(plan, MACHINE).memory == min(cost(one, MACHINE).memory for one in every_plan(model, degrees))
+
+
 def test_the_emptiest(case):
     model, degrees, _, nbytes = case
     plan = emptiest_plan(Stages(Prices(model, MACHINE, 4), degrees, BATCH))

@@ -16,7 +16,7 @@ import numpy as np
 from tpcourse.plan.front import NONE, Front, both, either
 
 ROUNDING = 1e-12  # relative
-ALIVE = 100  # ways to one place; of more the most hopeful go on
+ALIVE = 100  # ways to one place; of more the most hopeful go on, unless the search is to be exact
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,13 @@ class Step:
 @dataclass(frozen=True)
 class Way:
     """All choices in order: the start, of each layer (attention, MLP), and the end.
-
-    `least`: seconds that no way within the budget goes below; where the search was complete, its own.
-    """
+"""
 
     seconds: float
     bytes: float
     start: object
     layers: tuple
     end: object
-    least: float
 
 
 class Bound:
@@ -124,8 +121,8 @@ class Bound:
 def way(steps: Sequence[Step]) -> Way:
     """The choices of a way in one."""
     start, *inner, end = (step.choice for step in steps)
-    seconds = sum(step.seconds for step in steps)
-    return Way(seconds, sum(step.bytes for step in steps), start, tuple(zip(inner[::2], inner[1::2])), end, seconds)
+    return Way(sum(step.seconds for step in steps), sum(step.bytes for step in steps), start,
+               tuple(zip(inner[::2], inner[1::2])), end)
 
 
 class Search:
@@ -148,14 +145,16 @@ class Search:
             self._relax()
 
     def way(self, within: float) -> Way:
-        """The way itself, or one that takes at most this share of its seconds longer; there must be one."""
+        """The way itself; there must be one. With a tolerance, one of which it saves less than the share `within`.
+
+        Then at most ALIVE ways go on from each place: the tolerance holds for all but rare, larger searches.
+        """
         known = way(self.fits)
         if self.bound is None:
             return known
         known = _spliced(self.chain, self.budget, self.full, self.fits) or known
-        walk = _Walk(self.bound, self.budget, known.seconds * (1 - within))
-        best = min(walk.best() or known, known, key=lambda way: way.seconds)
-        return replace(best, least=min(best.seconds, walk.limit) if walk.complete else self.value)
+        walk = _Walk(self.bound, self.budget, known.seconds * (1 - within), ALIVE if within else None)
+        return min(walk.best() or known, known, key=lambda way: way.seconds)
 
     def _relax(self) -> None:
         while True:
@@ -186,11 +185,11 @@ def _spliced(chain: Chain, budget: float, one: list[Step], other: list[Step]) ->
 class _Walk:
     """From part to part with all fronts, less what by the bound takes more than `limit` seconds in the end.
 
-    `complete`: nothing else was left out.
+    With more than `alive` ways to one place, the most hopeful go on.
     """
 
-    def __init__(self, bound: Bound, budget: float, limit: float) -> None:
-        self.bound, self.chain, self.budget, self.limit, self.complete = bound, bound.chain, budget, limit, True
+    def __init__(self, bound: Bound, budget: float, limit: float, alive: int | None) -> None:
+        self.bound, self.chain, self.budget, self.alive = bound, bound.chain, budget, alive
         self.most = (limit + bound.price * budget) * (1 + ROUNDING)
 
     def best(self) -> Way | None:
@@ -202,7 +201,7 @@ class _Walk:
         for _ in range(2 * self.chain.layers):
             start, choice = start
             choices.insert(0, choice)
-        return Way(front.seconds[-1], front.bytes[-1], start, tuple(zip(choices[::2], choices[1::2])), end, front.seconds[-1])
+        return Way(front.seconds[-1], front.bytes[-1], start, tuple(zip(choices[::2], choices[1::2])), end)
 
     def whole(self) -> Front:
         """All ways to the end within the budget; what they are is pairs in pairs."""
@@ -234,6 +233,6 @@ class _Walk:
         """Those that may be the best."""
         sums = self.bound.sums(front) + rest
         keep = sums <= self.most
-        if np.count_nonzero(keep) > ALIVE:
-            self.complete, keep = False, sums <= np.partition(sums, ALIVE)[ALIVE]
+        if self.alive and np.count_nonzero(keep) > self.alive:
+            keep = sums <= np.partition(sums, self.alive)[self.alive]
         return front.only(keep)

@@ -177,8 +177,8 @@ class Cost:
         """Bytes on a rank of the fullest stage."""
         return self.fullest.memory
 
-    def growth(self, other: Cost) -> tuple[str, str]:
-        """What the fullest rank holds more of than the other's: the kind of bytes and the part of the model."""
+    def growth(self, other: Cost) -> str:
+        """What the fullest rank holds most more of than the other's, as "activations of MLP"."""
         own, their = _amounts(self.fullest), _amounts(other.fullest)
         return max(own, key=lambda what: own[what] - their.get(what, 0))
 
@@ -186,7 +186,7 @@ class Cost:
     def mostly(self) -> str:
         """What the fullest rank holds most of."""
         held = _amounts(self.fullest)
-        return " of ".join(max(held, key=held.get))
+        return max(held, key=held.get)
 
     @property
     def sent(self) -> float:
@@ -254,9 +254,9 @@ def _pieces(plan: Plan, number: int, prices: Prices) -> Iterator[tuple[str, Piec
                                         1 if number in (0, last) else 2)
 
 
-def _amounts(stage: Stage) -> dict[tuple[str, str], int]:
-    """Bytes by kind and part."""
-    return {(kind, part): nbytes for part, held in stage.held.items() for kind, nbytes in asdict(held).items()}
+def _amounts(stage: Stage) -> dict[str, int]:
+    """Bytes of each kind of each part."""
+    return {f"{kind} of {part.replace('mlp', 'MLP')}": nbytes for part, held in stage.held.items() for kind, nbytes in asdict(held).items()}
 
 
 def _add(before: Memory | None, piece: Memory, kept: int) -> Memory:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
+from tpcourse.models.block import RECOMPUTE
 from tpcourse.predict import OneD, ThreeD, Transformer, TwoD
 from tpcourse.predict.volume import Formulas
 
@@ -47,6 +48,12 @@ class Plan:
     head: Formulas
 
     def __post_init__(self) -> None:
+        for field in ("global_batch", "micro_batch", "replicas", "stages"):
+            if not isinstance(getattr(self, field), int) or getattr(self, field) < 1:
+                raise ValueError(f"{field}={getattr(self, field)!r} must be a whole number, at least 1")
+        wrong = {layer.recompute for layer in self.layers} - set(RECOMPUTE)
+        if wrong:
+            raise ValueError(f"recompute={wrong.pop()!r} is not one of {', '.join(RECOMPUTE)}")
         if self.global_batch % (self.replicas * self.micro_batch):
             raise ValueError(f"global_batch={self.global_batch} does not split over {self.replicas} replicas "
                              f"into micro-batches of {self.micro_batch}; make it a multiple of "
@@ -97,7 +104,7 @@ class Plan:
                            for layer in data["layers"])
             return cls(**data | {"model": Transformer(**data["model"]), "layers": layers, "head": _unpack(
                 data["head"]), "embedding": _unpack(data["embedding"])})
-        except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (OSError, KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
             raise ValueError(f"{path} is no plan ({type(error).__name__}: {error}); write one with Plan.save") from None
 
     def __str__(self) -> str:

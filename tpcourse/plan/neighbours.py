@@ -12,7 +12,7 @@ from tpcourse.plan.layout import Plan, name
 from tpcourse.plan.options import Degrees, schemes_for, why_not
 from tpcourse.plan.search import emptiest_plan, fastest_plan
 from tpcourse.plan.stages import Stages
-from tpcourse.plan.words import amount
+from tpcourse.plan.words import too_much
 from tpcourse.predict import OneD
 from tpcourse.predict.volume import Formulas
 
@@ -29,10 +29,16 @@ class Rejected:
     cost: Cost | None = None
 
 
-def rejected(plan: Plan, machine: Machine, memory: float, e: int) -> Iterator[Rejected]:
-    """Beside a plan: other degrees, each with the best plan there; one part in another scheme; other recomputation."""
+def rejected(plan: Plan, machine: Machine, memory: float, e: int, stages: int) -> Iterator[Rejected]:
+    """Beside a plan: other degrees, each with the best plan there; one part in another scheme; other recomputation.
+
+    `stages`: how many there may be.
+    """
     own = cost(plan, machine, e=e)
     for change, degrees in other_degrees(plan):
+        if degrees.stages > stages:
+            yield Rejected(change, f"not more than {stages} were asked for")
+            continue
         other = _best_there(plan, degrees, machine, memory, e)
         if isinstance(other, str):
             yield Rejected(change, other)
@@ -98,9 +104,12 @@ def _best_there(plan: Plan, degrees: Degrees, machine: Machine, memory: float, e
 def _judged(change: str, own: Cost, other: Cost, memory: float) -> Rejected:
     """Too full, or slower: by what, most of all."""
     if other.memory > memory:
-        kind, part = other.growth(own)
-        return Rejected(change, f"{amount(other.memory)} needed, {amount(memory)} there: {kind} of {part.replace('mlp', 'MLP')}", other)
+        return Rejected(change, f"{too_much(other.memory, memory)}: {other.growth(own)}", other)
     longer = {kind: seconds - own.seconds.get(kind, 0.0) for kind, seconds in other.seconds.items()}
     slower = 100 * (other.total / own.total - 1)
+    if abs(slower) < 1e-9:
+        return Rejected(change, "no difference", other)
+    if slower < 0:
+        return Rejected(change, f"{-slower:.2f} % faster, within the search's tolerance", other)
     much = f"{slower:.1f}" if slower >= 0.1 else "under 0.1"
     return Rejected(change, f"{much} % slower: {max(longer, key=longer.get)}", other)

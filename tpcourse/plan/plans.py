@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from tpcourse.plan.neighbours import Rejected, rejected
 from tpcourse.plan.options import all_degrees
 from tpcourse.plan.search import best_first, emptiest_plan, fastest_plan, least_seconds
 from tpcourse.plan.stages import Stages
-from tpcourse.plan.words import amount, time_text
+from tpcourse.plan.words import amount, time_text, too_much
 from tpcourse.predict.model import Transformer
 
 if TYPE_CHECKING:
@@ -67,18 +68,28 @@ def plan(model: Transformer, machine: Machine, memory: float | None = None, *, g
     bytes on a rank (all that the machine has). At most `stages` of a pipeline (any number): `tpcourse.train` runs
     plans of one. One plan for each three degrees, the `count` fastest.
 
-    No plan within `memory` is faster than the first by more than the share `within`; 0 makes the search exact.
-    Raises ValueError, with what is lacking, if no plan fits.
+    A plan that would save less than the share `within` may be passed over (see `Search.way`); with 0 none is faster
+    than the first. Raises ValueError, with what is lacking, if no plan fits, and for numbers that make no sense.
     """
-    memory = memory or machine.memory
+    memory = machine.memory if memory is None else memory
+    stages = model.num_layers if stages is None else stages
+    _check(memory=memory, global_batch=global_batch, stages=stages, count=count)
+    if not 0 <= within < 0.5 or e not in (2, 4, 8):
+        raise ValueError(f"within={within} must be at least 0 and below 0.5, and e={e} one of 2, 4 and 8 bytes")
     all_stages = [Stages(prices(model, machine, e), degrees, global_batch)
-                  for degrees in all_degrees(model, machine.gpus, global_batch) if degrees.stages <= (stages or np.inf)]
+                  for degrees in all_degrees(model, machine.gpus, global_batch) if degrees.stages <= stages]
     found, tried = _fastest(all_stages, memory, count, within)
     if not found:
         raise ValueError(_nothing_fits(all_stages, memory, machine))
     plans = tuple(plan for _, plan in sorted(found.values(), key=lambda one: one[0])[:count])
     costs = tuple(cost(plan, machine, e=e) for plan in plans)
-    return Plans(plans, costs, memory, tuple(rejected(plans[0], machine, memory, e)), tried, len(all_stages))
+    return Plans(plans, costs, memory, tuple(rejected(plans[0], machine, memory, e, stages)), tried, len(all_stages))
+
+
+def _check(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, Real) or not number > 0:
+            raise ValueError(f"{name}={number!r} must be a number above 0")
 
 
 def _fastest(stages: Iterable[Stages], memory: float, count: int,
@@ -86,9 +97,10 @@ def _fastest(stages: Iterable[Stages], memory: float, count: int,
     """By replicas, stages and ranks, seconds and plan; until no others can be among the `count` fastest."""
     found, tried = {}, 0
     for least, one in best_first(stages, lambda one: one.least, lambda one: least_seconds(one, memory)):
-        limit, tried = _last(found, count), tried + 1
+        limit = _last(found, count)
         if least >= limit * (1 - within):
             break
+        tried += 1
         key = astuple(one.degrees)[:3]
         best = fastest_plan(one, memory, within, min(limit, found[key][0] if key in found else np.inf))
         found |= {key: best} if best else {}
@@ -110,5 +122,5 @@ def _nothing_fits(stages: list[Stages], memory: float, machine: Machine) -> str:
     leasts = [(cost(emptiest_plan(one), machine, e=one.prices.e), one.degrees) for one in known
               if (one.degrees.replicas, one.degrees.micro_batch) == fewest]
     least, degrees = min(leasts, key=lambda one: one[0].memory)
-    return (f"{amount(least.memory)} needed on a rank, {amount(memory)} there, even with {degrees}: most is "
-            f"{least.mostly}; take more GPUs or memory, a smaller batch or a smaller model")
+    return (f"on a rank {too_much(least.memory, memory)}, even with {degrees}: most is {least.mostly}; "
+            f"take more GPUs or memory, a smaller batch or a smaller model")

@@ -23,7 +23,8 @@ def fastest_plan(stages: Stages, budget: float, within: float = 0.0,
                  limit: float = np.inf) -> tuple[float, Plan] | None:
     """Seconds of a step by the fastest plan with at most `budget` bytes on every rank, and the plan.
 
-    Or one that takes at most the share `within` longer. None if all take `limit` seconds or more.
+    Or one of which the fastest saves less than the share `within`: see `Search.way`. None if all take `limit`
+    seconds or more.
     """
     best, pipelines = None, [Pipeline(stages, ends, budget) for ends in stages.ends]
     for least, pipeline in best_first(pipelines, Pipeline.unlimited, Pipeline.relaxed):
@@ -65,8 +66,22 @@ def emptiest_plan(stages: Stages) -> Plan:
         return LayerPlan(attention, mlp, RECOMPUTE[found.index(least)])
 
     layers = [one for number in range(stages.last + 1) for one in stages.layers * [layer(number)]]
-    head = emptiest("head", stages.last)[1]
-    return _plan(stages, head if stages.prices.model.tied else emptiest("embedding", 0)[1], layers, head)
+    if stages.prices.model.tied:
+        embedding = head = _tied(stages)
+    else:
+        embedding, head = emptiest("embedding", 0)[1], emptiest("head", stages.last)[1]
+    return _plan(stages, embedding, layers, head)
+
+
+def _tied(stages: Stages) -> Formulas:
+    """The scheme with which the fuller of first and last stage is emptiest."""
+    embedding, head = (stages.points(name, stages.schemes, stages.kept(number))[:, 1]
+                       for name, number in (("embedding", 0), ("head", stages.last)))
+    own = [stages.layers * min(sum(stages.points(part, stages.schemes, stages.kept(number), mode)[:, 1].min()
+                                   for part in ("attention", "mlp")) for mode in RECOMPUTE)
+           for number in (0, stages.last)]
+    fullest = np.maximum(own[0] + embedding, own[1] + head) if stages.last else embedding + head
+    return stages.schemes[int(fullest.argmin())]
 
 
 class Pipeline:

@@ -10,6 +10,12 @@ def amount(nbytes: float) -> str:
     return f"{nbytes:.3g} TB"
 
 
+def too_much(needed: float, there: float) -> str:
+    """That more is needed than there is, in digits that show it."""
+    texts = amount(needed), amount(there)
+    return f"{texts[0]} needed, {texts[1]} there" if len(set(texts)) == 2 else f"{amount(needed - there)} too much"
+
+
 def time_text(seconds: float) -> str:
     """Seconds in s, ms or µs."""
     for unit in ("s", "ms"):

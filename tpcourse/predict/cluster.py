@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tpcourse.measure import Row
+from tpcourse.predict.work import OPTIMIZER
 
 # Shares of the data sheets' rates that large kernels reach: of matrix products, memory and links. Of a coarse
 # grid those that fit the ten rows of Narayanan et al. 2021, Table 1, best: see tests/predict/test_time.py.
@@ -66,7 +67,8 @@ class Cluster:
 
     def kernel(self, kind: str, nbytes: float) -> float:
         """Seconds to read and write so many bytes, whatever is computed meanwhile."""
-        return max(LAUNCH, nbytes / (BANDWIDTH * self.gpu.bandwidth))
+        seconds = nbytes / (BANDWIDTH * self.gpu.bandwidth)
+        return LAUNCH + seconds if kind == OPTIMIZER else max(LAUNCH, seconds)
 
     def message(self, row: Row, here: int) -> float:
         """alpha for each of a ring's steps, and a rank's bytes over what its link carries.
