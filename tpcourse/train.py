@@ -33,6 +33,7 @@ from tpcourse.layers.clip import clip_grad_norm_
 from tpcourse.models import GPT, generate
 from tpcourse.models.step import gradients
 from tpcourse.plan import Plan
+from tpcourse.plan.options import why_not
 from tpcourse.plan.real import parts_of
 from tpcourse.schemes import OneD
 
@@ -147,6 +148,9 @@ def _check_plan(plan: Plan) -> None:
     if plan.model.vocab_size < BYTES:
         raise ValueError(f"the plan has vocab_size={plan.model.vocab_size}, and there are {BYTES} different "
                          f"bytes; plan for {BYTES} or more")
+    for scheme in plan.schemes:
+        if why := why_not(plan.model, scheme, plan.micro_batch):
+            raise ValueError(f"the plan cannot be run: {why}")
 
 
 def batch(text: Tensor, step: int, config: Config) -> tuple[Tensor, Tensor]:

@@ -200,12 +200,13 @@ def test_what_tp_plan_finds_runs(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("wrong, says", [
+    ({"plan": replace(PLANS["1 x 2"], model=replace(MODEL, num_heads=3))}, "num_heads=3 does not split"),
     ({"plan": replace(PLANS["1 x 2"], stages=2)}, "the plan has 2 stages, and this program has no pipeline"),
     ({"plan": replace(PLANS["1 x 2"], model=replace(MODEL, vocab_size=96))}, "vocab_size=96, and there are 256"),
     ({"plan": PLANS["1 x 2"], "dim": 48}, "dim=48, and the plan has 24; leave it out"),
     ({"plan": PLANS["1 x 2"], "sequence_parallel": True}, "sequence_parallel=True, and the plan has False"),
     ({"plan": "nowhere.json"}, "nowhere.json is no plan")],
-    ids=["stages", "vocabulary", "another size", "another layout", "no file"])
+    ids=["heads", "stages", "vocabulary", "another size", "another layout", "no file"])
 def test_plans_that_cannot_be_run_are_refused(wrong, says):
     with pytest.raises(ValueError, match=says):
         Config(**wrong)

@@ -256,7 +256,8 @@ def _pieces(plan: Plan, number: int, prices: Prices) -> Iterator[tuple[str, Piec
 
 def _amounts(stage: Stage) -> dict[str, int]:
     """Bytes of each kind of each part."""
-    return {f"{kind} of {part.replace('mlp', 'MLP')}": nbytes for part, held in stage.held.items() for kind, nbytes in asdict(held).items()}
+    return {f"{kind} of {part.replace('mlp', 'MLP')}": nbytes
+            for part, held in stage.held.items() for kind, nbytes in asdict(held).items()}
 
 
 def _add(before: Memory | None, piece: Memory, kept: int) -> Memory:

@@ -105,7 +105,8 @@ class Plan:
             return cls(**data | {"model": Transformer(**data["model"]), "layers": layers, "head": _unpack(
                 data["head"]), "embedding": _unpack(data["embedding"])})
         except (OSError, KeyError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
-            raise ValueError(f"{path} is no plan ({type(error).__name__}: {error}); write one with Plan.save") from None
+            raise ValueError(f"{path} is no plan ({type(error).__name__}: {error}); write one with "
+                             "Plan.save") from None
 
     def __str__(self) -> str:
         lines = [f"replicas x stages x ranks = {self.replicas} x {self.stages} x {self.ranks}, "

@@ -60,7 +60,7 @@ def other_degrees(plan: Plan) -> Iterator[tuple[str, Degrees]]:
 
 
 def other_schemes(plan: Plan, machine: Machine, e: int) -> Iterator[tuple[str, Plan]]:
-    """One part in the fastest other scheme of each kind: of all layers the attention or the MLP, embedding or head."""
+    """One part in the fastest other scheme of each kind: all attentions, all MLPs, embedding or head."""
     ends = {"embedding and head": ("embedding", "head")} if plan.model.tied else {
         "embedding": ("embedding",), "head": ("head",)}
     for part, fields in ({"attention": (), "MLP": ()} | ends).items():

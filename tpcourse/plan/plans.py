@@ -54,7 +54,8 @@ class Plans:
                   f"{100 * (cost.total / self.cost.total - 1):.1f} % slower")
                  for plan, cost in zip(self.plans, self.costs)]
         reasons = aligned(("instead", "rejected:"), [(one.change, one.reason) for one in self.rejected])
-        return "\n\n".join([aligned(header, lines), f"The first, with {amount(self.memory)} on a rank:\n{self.best}",
+        return "\n\n".join([aligned(header, lines),
+                            f"The first, with {amount(self.memory)} on a rank:\n{self.best}",
                             reasons])
 
 
@@ -83,7 +84,8 @@ def plan(model: Transformer, machine: Machine, memory: float | None = None, *, g
         raise ValueError(_nothing_fits(all_stages, memory, machine))
     plans = tuple(plan for _, plan in sorted(found.values(), key=lambda one: one[0])[:count])
     costs = tuple(cost(plan, machine, e=e) for plan in plans)
-    return Plans(plans, costs, memory, tuple(rejected(plans[0], machine, memory, e, stages)), tried, len(all_stages))
+    beside = tuple(rejected(plans[0], machine, memory, e, stages))
+    return Plans(plans, costs, memory, beside, tried, len(all_stages))
 
 
 def _check(**numbers: float) -> None:

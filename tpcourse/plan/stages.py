@@ -63,7 +63,7 @@ class Stages:
         return in_flight(number, self.last + 1, self.count)
 
     def points(self, name: str, schemes: list[Formulas], kept: int, recompute: str = "none") -> np.ndarray:
-        """Seconds and bytes of a part in each scheme, [schemes, 2], with the activations of `kept` micro-batches."""
+        """Seconds and bytes of a part in each scheme, [schemes, 2], with `kept` micro-batches' activations."""
         pieces = [self.prices.part(name, scheme, self.degrees.micro_batch, recompute, self.last > 0)
                   for scheme in schemes]
         return np.array([self._point(piece, kept) for piece in pieces])
