@@ -42,20 +42,19 @@ def source(thing: Any, docstring: bool = True) -> Source:
         TypeError: an object without Python source, such as a built-in function.
     """
     thing = inspect.unwrap(thing) if callable(thing) else thing
-    lines, first = inspect.getsourcelines(thing)
-    text = textwrap.dedent("".join(lines)).rstrip()
+    text = textwrap.dedent(inspect.getsource(thing)).rstrip()
     text = text if docstring else _without_docstrings(text)
-    return Source(text, _caption(thing, max(first, 1), len(lines)))
+    return Source(text, _caption(thing))
 
 
-def _caption(thing: Any, first: int, count: int) -> str:
-    """File and lines, the file relative to the folder that holds its top package; cells have no such file."""
+def _caption(thing: Any) -> str:
+    """The file, relative to the folder that holds its top package; cells have no such file."""
     module = thing if inspect.ismodule(thing) else sys.modules.get(getattr(thing, "__module__", ""), None)
     path = getattr(module, "__file__", None)
     if path is None:
         return "defined in this notebook"
     depth = module.__name__.count(".") + (Path(path).name == "__init__.py")
-    return f"{'/'.join(Path(path).parts[-depth - 1:])}, lines {first} to {first + count - 1}"
+    return "/".join(Path(path).parts[-depth - 1:])
 
 
 def _without_docstrings(text: str) -> str:
